@@ -5,8 +5,9 @@ use crate::server::http::response::Response;
 use crate::server::views::PodView;
 use crate::transport::http1::Target;
 
-/// Finds pods by `namespace/name`, by name, by a static pod's name without the node's suffix, or by
-/// the beginning of the UID. The first of these rules that matches any pod decides.
+/// Finds pods by UID, by `namespace/name`, by name, by a static pod's name without the node's suffix, or
+/// by the beginning of the UID. The first of these rules that matches any pod decides. The whole UID comes
+/// first: a pod whose name is the UID of another one does not hide it.
 fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Vec<&'a PodView> {
     let (namespace, name) = match wanted.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
@@ -17,10 +18,12 @@ fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Vec<&'a PodView
     }
     let in_namespace = |view: &PodView| namespace.is_none_or(|namespace| view.namespace() == namespace);
     let suffix = format!("-{}", node.to_lowercase());
-    let rules: [&dyn Fn(&PodView) -> bool; 3] =
-        [&|view| view.name() == name, &|view| view.name().strip_suffix(&suffix) == Some(name), &|view| {
-            view.uid().starts_with(name)
-        }];
+    let rules: [&dyn Fn(&PodView) -> bool; 4] = [
+        &|view| namespace.is_none() && view.uid() == name,
+        &|view| view.name() == name,
+        &|view| view.name().strip_suffix(&suffix) == Some(name),
+        &|view| view.uid().starts_with(name),
+    ];
     let matches = |rule: &dyn Fn(&PodView) -> bool| -> Vec<&PodView> {
         pods.iter().filter(|view| in_namespace(view) && rule(view)).collect()
     };
@@ -74,6 +77,7 @@ mod tests {
             view("kube-system", "web-node1", "abd2"),
             view("default", "db-node1", "fff3"),
             view("default", "fff", "eee4"),
+            view("default", "fff3", "ccc5"),
         ];
         let check = |wanted: &str, expected: &str| {
             let found = match resolve(&pods, wanted, "Node1").as_slice() {
@@ -90,6 +94,7 @@ mod tests {
         check("db", "fff3");
         check("fff", "eee4");
         check("fff3", "fff3");
+        check("default/fff3", "ccc5");
         check("ab", "2");
         check("abd", "abd2");
         check("default/abd", "none");

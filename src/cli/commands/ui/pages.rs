@@ -149,7 +149,7 @@ fn pod_row(line: &PodSummary, view: &PodView, now: Timestamp) -> Vec<Cell> {
     ]
 }
 
-/// The description of the pod with this UID. A name that equals the UID of another pod selects none.
+/// The description of the pod with this UID. A name, and the beginning of a UID, select none.
 pub(super) fn find(client: &Client, uid: &str) -> Result<PodDescription, CommandError> {
     let described: PodDescription = client.get(&format!("/v1/describe?pod={}", encode(uid)))?;
     if described.view.uid() == uid && !uid.is_empty() {
