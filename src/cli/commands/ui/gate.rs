@@ -112,6 +112,14 @@ impl Gate {
         Ok(())
     }
 
+    /// Whether a browser loads a page before its user has decided to open it.
+    pub(super) fn is_prefetch(fields: &Fields) -> bool {
+        let purposes = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
+        let is_early =
+            |value: &str| ["prefetch", "prerender", "preview"].iter().any(|purpose| value.contains(purpose));
+        purposes.iter().any(|name| fields.get(name).is_some_and(is_early))
+    }
+
     /// Whether no other site can have this host: a page reaches an IP address only by that address. With
     /// TLS the certificate proves the name to the browser.
     fn is_own_host(&self, host: &str) -> bool {
@@ -177,6 +185,17 @@ mod tests {
         let other = Gate::new(80, true).unwrap();
         assert!(!other.has_session(&fields(&[("Cookie", cookie)])), "another start has another session");
         assert!(other.exchange(&other.token.clone()).unwrap().ends_with("; Secure"));
+    }
+
+    #[test]
+    fn loading_a_page_in_advance_is_no_visit() {
+        for (name, value) in
+            [("Sec-Purpose", "prefetch;prerender"), ("Purpose", "prefetch"), ("X-Moz", "prefetch")]
+        {
+            assert!(Gate::is_prefetch(&fields(&[(name, value)])), "{name}: {value}");
+        }
+        assert!(!Gate::is_prefetch(&fields(&[("Accept", "prefetch")])));
+        assert!(!Gate::is_prefetch(&fields(&[("Sec-Purpose", "")])));
     }
 
     #[test]

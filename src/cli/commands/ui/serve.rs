@@ -175,6 +175,10 @@ impl Server {
             _ => {}
         }
         if let Some(token) = target.get("token").filter(|_| target.path == "/" && head.method == "GET") {
+            if Gate::is_prefetch(&head.fields) {
+                // After an error a browser loads the page again when its user opens it.
+                return Action::Whole(Reply::new(503, TEXT, "not in advance: the link works once\n"));
+            }
             return Action::Whole(match self.gate.exchange(token) {
                 // The address with the token does not stay in the history.
                 Ok(cookie) => {

@@ -90,6 +90,7 @@ fn link_works_once_and_its_cookie_opens_the_pages() {
     let link = format!("/?token={}", site.token);
     // A program that only checks a link does not use it up.
     assert_eq!(site.request("HEAD", &link, &[]).0, 401);
+    assert_eq!(site.request("GET", &link, &[("Sec-Purpose", "prefetch")]).0, 503);
     assert_eq!(site.request("GET", "/?token=00000000000000000000000000000000", &[]).0, 403);
     let cookie = site.cookie();
     let (status, text) = site.request("GET", &link, &[("Cookie", cookie.as_str())]);
