@@ -28,7 +28,7 @@ const RESPONSE_BYTES: usize = 256 * 1024 * 1024;
 /// How long a read waits for the next byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadTimeout {
-    /// [`RESPONSE_LIMIT`].
+    /// [`RESPONSE_LIMIT`], or that of [`Client::with_limit`].
     Response,
     /// No limit, for streams.
     None,
@@ -38,6 +38,7 @@ pub(super) enum ReadTimeout {
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     socket: PathBuf,
+    limit: Duration,
 }
 
 /// A response whose body is still to be read.
@@ -75,7 +76,12 @@ impl Response {
 
 impl Client {
     pub(super) fn new(socket: &Path) -> Self {
-        Client { socket: socket.to_owned() }
+        Client { socket: socket.to_owned(), limit: RESPONSE_LIMIT }
+    }
+
+    /// A client for requests that need no runtime call. `limit`: how long a read waits for the next byte.
+    pub(super) fn with_limit(&self, limit: Duration) -> Client {
+        Client { limit, ..self.clone() }
     }
 
     pub(super) fn socket(&self) -> &Path {
@@ -133,7 +139,7 @@ impl Client {
         })?;
         let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
-            .and_then(|()| stream.set_read_timeout(Some(RESPONSE_LIMIT)))
+            .and_then(|()| stream.set_read_timeout(Some(self.limit)))
             .and_then(|()| stream.write_all(&request.finish()));
         let mut body = BufReader::new(Uninterrupted(stream));
         let head = ResponseHead::read(&mut body).map_err(|error| match sent {
@@ -161,6 +167,11 @@ impl Client {
         }
         self.io_error("read from")(match error.kind() {
             io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the response ends too early"),
+            // The limit of the socket has passed.
+            io::ErrorKind::WouldBlock => {
+                let text = format!("no response for {:?}; the agent may hang", self.limit);
+                io::Error::new(io::ErrorKind::TimedOut, text)
+            }
             _ => error,
         })
     }
@@ -336,6 +347,17 @@ mod tests {
         check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
         check("HTTP/1.0 200 OK\r\n\r\n{}", "is malformed");
         check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
+    }
+
+    #[test]
+    fn agent_that_does_not_respond_is_reported_after_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("coracle.sock");
+        let _hung = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let client = Client::new(&socket).with_limit(Duration::from_millis(10));
+        let error = client.get::<Vec<String>>("/v1/pods").unwrap_err();
+        assert!(error.to_string().ends_with("no response for 10ms; the agent may hang"), "{error}");
+        assert_eq!(error.exit(), Exit::NotReachable);
     }
 
     #[test]

@@ -35,6 +35,9 @@ const MOST_FOLLOWED: usize = 8;
 const HEAD_BYTES: usize = 16 * 1024;
 /// The time for the handshake, and for the head. In tests it does not end idle connections.
 const HEAD_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 10 });
+/// The time in which an agent that works sends something of a page. An agent that hangs must not take the
+/// threads of all connections, whose clients have left meanwhile.
+const AGENT_LIMIT: Duration = Duration::from_secs(20);
 /// The time in which a client takes nothing of a log.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// The time that a page may take, with the time for its bytes at this rate per second.
@@ -70,7 +73,10 @@ const FIELDS: &[(&str, &str)] = &[
 
 /// What all connections share.
 pub(super) struct Server {
+    /// With [`AGENT_LIMIT`].
     client: Client,
+    /// For pages that need a runtime call.
+    slow_client: Client,
     gate: Gate,
     tls: Option<Acceptor>,
     samples: Mutex<Samples>,
@@ -143,7 +149,8 @@ impl Server {
     /// `shutdown`: readable as soon as the server ends.
     pub(super) fn new(client: &Client, gate: Gate, tls: Option<Acceptor>, shutdown: UnixStream) -> Server {
         Server {
-            client: client.clone(),
+            client: client.with_limit(AGENT_LIMIT),
+            slow_client: client.clone(),
             gate,
             tls,
             samples: Mutex::default(),
@@ -201,7 +208,7 @@ impl Server {
         let content = match path {
             "/" => pages::overview(client, &self.samples, now),
             "/storage" => pages::storage(client, now),
-            "/images" => pages::all_images(client),
+            "/images" => pages::all_images(&self.slow_client),
             "/events" => pages::all_events(client, now),
             "/offline" => pages::offline_state(client, now),
             "/pod" => pages::pod(client, parameter("uid"), now),
