@@ -2,8 +2,9 @@
 //! agent; with one, its flags count.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use crate::cli::local::Output;
@@ -43,7 +44,10 @@ pub(super) fn run(
     usual: &Path,
 ) -> Outcome {
     // A file that the user names counts alone.
-    let agent = if config.is_none() { agent_args(client) } else { None };
+    let agent = match config {
+        Some(_) => None,
+        None => agent_args(client)?,
+    };
     let results = results(settings(config, agent, usual, Path::new(KUBECONFIG)), Path::new("/"));
     let shown = match console.document(output, &results) {
         Ok(false) => print(console, &results).map_err(CommandError::from),
@@ -52,17 +56,36 @@ pub(super) fn run(
     checked(shown, results.iter().any(|rule| rule.standing == RuleStatus::Fail))
 }
 
-/// The flags of the agent that listens on the socket, with paths that do not depend on its working
-/// directory. `None`: no agent listens, or its command line cannot be read.
-fn agent_args(client: &Client) -> Option<AgentArgs> {
-    let connection = connect_local(client.socket()).ok()?;
-    let process = rustix::net::sockopt::socket_peercred(&connection).ok()?.pid.as_raw_nonzero();
+/// The flags of the agent that listens on the socket. `None`: no agent listens.
+///
+/// # Errors
+/// An agent may listen, but its flags cannot be read: without them the rules would be about settings that
+/// are not in effect.
+fn agent_args(client: &Client) -> Result<Option<AgentArgs>, CommandError> {
+    let connection = match connect_local(client.socket()) {
+        Ok(connection) => connection,
+        Err(error) => {
+            return match error.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(None),
+                ErrorKind::PermissionDenied => Err(CommandError::NoPermission(client.socket().to_owned())),
+                _ => Err(client.io_error("reach")(error)),
+            };
+        }
+    };
+    args_of_peer(&connection).map(Some).map_err(client.io_error("read the flags of"))
+}
+
+/// The flags of the process at the other end, with paths that do not depend on its working directory.
+fn args_of_peer(connection: &UnixStream) -> std::io::Result<AgentArgs> {
+    let process = rustix::net::sockopt::socket_peercred(connection)?.pid.as_raw_nonzero();
     let process = PathBuf::from(format!("/proc/{process}"));
     let mut line = Vec::new();
-    let file = std::fs::File::open(process.join("cmdline")).ok()?;
-    file.take(MAX_LINE).read_to_end(&mut line).ok()?;
-    let directory = std::fs::read_link(process.join("cwd")).ok()?;
-    args_of_line(&line, &directory)
+    let file = std::fs::File::open(process.join("cmdline"))?;
+    file.take(MAX_LINE).read_to_end(&mut line)?;
+    let directory = std::fs::read_link(process.join("cwd"))?;
+    let malformed =
+        || std::io::Error::new(ErrorKind::InvalidData, "its command line is not that of an agent");
+    args_of_line(&line, &directory).ok_or_else(malformed)
 }
 
 /// The flags in a command line as the kernel has it: each argument ends with a zero byte.
@@ -75,6 +98,13 @@ fn args_of_line(line: &[u8], directory: &Path) -> Option<AgentArgs> {
     let paths = [&mut args.request.file, &mut args.request.drop_ins, &mut args.kubeconfig];
     for path in paths.into_iter().flatten() {
         *path = directory.join(&*path);
+    }
+    for change in &mut args.request.overrides {
+        let is_file = ["authentication.x509.clientCAFile", "staticPodPath"].contains(&change.path);
+        let path = change.value.as_str().filter(|path| !path.is_empty()).map(|path| directory.join(path));
+        if let (true, Some(path)) = (is_file, path) {
+            change.value = path.to_string_lossy().into_owned().into();
+        }
     }
     Some(args)
 }
@@ -183,6 +213,31 @@ mod tests {
             // A program without a name and without flags is an agent with the defaults.
             assert_eq!(args.is_some(), line == b"\0", "{line:?}");
         }
+    }
+
+    #[test]
+    fn files_in_flags_of_an_agent_are_below_its_directory() {
+        let line = b"coracle\0--client-ca-file=ca.crt\0--pod-manifest-path=/m\0--tls-cert-file=t.crt\0";
+        let args = args_of_line(line, Path::new("/dir")).unwrap();
+        let values: Vec<_> = args.request.overrides.iter().map(|change| change.value.as_str()).collect();
+        assert_eq!(values, [Some("/dir/ca.crt"), Some("/m"), Some("t.crt")]);
+    }
+
+    #[test]
+    fn agent_that_cannot_be_reached_is_an_error_and_an_absent_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = |path: &Path| agent_args(&Client::new(path));
+        let socket = dir.path().join("agent.sock");
+        assert!(args(&socket).unwrap().is_none(), "there is no socket");
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+        let bound = rustix::net::socket(family, kind, None).unwrap();
+        rustix::net::bind(&bound, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        assert!(args(&socket).unwrap().is_none(), "no process listens");
+        // The errors of a socket that other users cannot reach do not occur for root.
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = args(&file.join("agent.sock")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot reach the agent at "), "{error}");
     }
 
     #[test]
