@@ -1,5 +1,7 @@
 //! The files that the rules are about, with their modes and owners.
 
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -11,14 +13,21 @@ use super::{FileFact, FileState};
 /// its name and its unit (`docs/take-over.md`).
 const SERVICES: &[&str] = &[
     "etc/systemd/system/coracle.service",
+    "usr/lib/systemd/system/coracle.service",
     "lib/systemd/system/coracle.service",
     "etc/systemd/system/kubelet.service",
+    "usr/lib/systemd/system/kubelet.service",
     "lib/systemd/system/kubelet.service",
     "etc/init.d/coracle",
 ];
 
-/// Directories of drop-ins of these units.
-const DROP_INS: &[&str] = &["etc/systemd/system/coracle.service.d", "etc/systemd/system/kubelet.service.d"];
+/// Directories of drop-ins of these units. The packages of kubeadm have theirs in `usr/lib`.
+const DROP_INS: &[&str] = &[
+    "etc/systemd/system/coracle.service.d",
+    "usr/lib/systemd/system/coracle.service.d",
+    "etc/systemd/system/kubelet.service.d",
+    "usr/lib/systemd/system/kubelet.service.d",
+];
 
 /// The drop-in of kubeadm for the unit of a kubelet.
 const KUBEADM: &[&str] = &[
@@ -65,9 +74,14 @@ impl NodeFiles {
         for directory in DROP_INS {
             services.extend(files_of(&root.join(directory), |name| name.ends_with(".conf")));
         }
+        // `lib` is a link to `usr/lib` on most machines.
+        let mut seen = BTreeSet::new();
+        services.retain(|file| {
+            seen.insert(std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone()))
+        });
         let manifests = match static_pods {
             none if none.as_os_str().is_empty() => Vec::new(),
-            file if !file.is_dir() => vec![fact(file)],
+            file if !file.is_dir() => existing_file(file).into_iter().collect(),
             directory => files_of(directory, |name| !name.starts_with('.')),
         };
         NodeFiles {
@@ -87,24 +101,53 @@ impl NodeFiles {
 }
 
 fn existing(root: &Path, names: &[&str]) -> Vec<FileFact> {
-    names.iter().map(|name| root.join(name)).filter(|path| path.is_file()).map(|path| fact(&path)).collect()
+    names.iter().filter_map(|name| existing_file(&root.join(name))).collect()
 }
 
-/// The files of a directory with wanted names, sorted; none if it cannot be listed.
+/// `None`: there is no such file. One whose existence is not known is unreadable, and not absent.
+fn existing_file(path: &Path) -> Option<FileFact> {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => None,
+        Err(error) if is_absent(&error) => None,
+        found => Some(fact_of(path, found)),
+    }
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// The files of a directory with wanted names, sorted. A directory that cannot be listed, or that has more
+/// than [`MAX_FILES`], is a file that cannot be read: no rule about its files passes.
 fn files_of(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<FileFact> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let unreadable =
+        |reason: String| FileFact { path: directory.to_owned(), state: FileState::Unreadable(reason) };
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if is_absent(&error) => return Vec::new(),
+        Err(error) => return vec![unreadable(system_error(&error))],
+    };
     let mut paths: Vec<PathBuf> = entries
+        .flatten()
         .filter(|entry| is_wanted(&entry.file_name().to_string_lossy()))
         .map(|entry| entry.path())
-        .filter(|path| path.is_file())
-        .take(MAX_FILES)
+        .take(MAX_FILES + 1)
         .collect();
+    let is_whole = paths.len() <= MAX_FILES;
     paths.sort();
-    paths.iter().map(|path| fact(path)).collect()
+    let mut facts: Vec<FileFact> = paths.iter().filter_map(|path| existing_file(path)).collect();
+    if !is_whole {
+        facts.push(unreadable(format!("it has more than {MAX_FILES} files, and not all were checked")));
+    }
+    facts
 }
 
 fn fact(path: &Path) -> FileFact {
-    let state = match std::fs::metadata(path) {
+    fact_of(path, std::fs::metadata(path))
+}
+
+fn fact_of(path: &Path, found: std::io::Result<std::fs::Metadata>) -> FileFact {
+    let state = match found {
         Ok(found) => {
             FileState::Present { mode: found.mode() & 0o7777, user: found.uid(), group: found.gid() }
         }
@@ -160,5 +203,32 @@ mod tests {
         assert_eq!(state(&files.kubeconfig[0]), "No such file or directory");
         let single = NodeFiles::read(root.path(), None, Path::new(""), &[], &manifest);
         assert_eq!(names(&single.manifests), ["web.yaml"]);
+    }
+
+    #[test]
+    fn drop_in_of_a_package_counts_once_and_a_link_to_its_directory_not_again() {
+        let root = tempfile::tempdir().unwrap();
+        let units = root.path().join("usr/lib/systemd/system");
+        std::fs::create_dir_all(units.join("kubelet.service.d")).unwrap();
+        std::fs::write(units.join("kubelet.service"), "").unwrap();
+        std::fs::write(units.join("kubelet.service.d/10-kubeadm.conf"), "").unwrap();
+        std::os::unix::fs::symlink("usr/lib", root.path().join("lib")).unwrap();
+        let files = NodeFiles::read(root.path(), None, Path::new(""), &[], Path::new(""));
+        let paths: Vec<_> = files.services.iter().map(|file| file.path.clone()).collect();
+        assert_eq!(paths, [units.join("kubelet.service"), units.join("kubelet.service.d/10-kubeadm.conf")]);
+    }
+
+    #[test]
+    fn directory_with_too_many_files_is_unreadable_in_part_and_an_absent_one_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        for number in 0..=MAX_FILES {
+            std::fs::write(root.path().join(format!("{number}.yaml")), "").unwrap();
+        }
+        let manifests = |path: &Path| NodeFiles::read(root.path(), None, Path::new(""), &[], path).manifests;
+        let facts = manifests(root.path());
+        let last = facts.last().unwrap();
+        assert_eq!(last.path, root.path());
+        assert!(matches!(&last.state, FileState::Unreadable(reason) if reason.contains("more than 1000")));
+        assert!(manifests(&root.path().join("absent")).is_empty());
     }
 }
