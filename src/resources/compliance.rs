@@ -31,6 +31,7 @@ pub(crate) const FIELDS: &[&str] = &[
     "seccompDefault",
     "serverTLSBootstrap",
     "staticPodPath",
+    "staticPodURL",
     "streamingConnectionIdleTimeout",
     "tlsCertFile",
     "tlsCipherSuites",

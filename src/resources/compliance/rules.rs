@@ -404,15 +404,20 @@ fn kernel_defaults(node: &NodeFacts) -> Finding {
 }
 
 fn static_pods(node: &NodeFacts) -> Finding {
-    let path = &node.config.static_pod_path;
-    let evidence = value(node, "staticPodPath", path);
-    match (path.is_empty(), node.is_in_cluster) {
+    let (path, url) = (&node.config.static_pod_path, &node.config.static_pod_url);
+    // The URL can have credentials.
+    let url_state = if url.is_empty() { "" } else { "set" };
+    let evidence =
+        format!("{}, {}", value(node, "staticPodPath", path), value(node, "staticPodURL", url_state));
+    match (path.is_empty() && url.is_empty(), node.is_in_cluster) {
         (true, _) => pass(evidence),
-        (false, true) => fail(evidence, "remove staticPodPath (--pod-manifest-path)"),
+        (false, true) => {
+            fail(evidence, "remove staticPodPath (--pod-manifest-path) and staticPodURL (--manifest-url)")
+        }
         (false, false) => manual(
             format!("{evidence}; the node belongs to no known cluster"),
             "static pods are the only pods of a node without an API server: record the exception, or remove \
-             staticPodPath on a node of a cluster",
+             staticPodPath and staticPodURL on a node of a cluster",
         ),
     }
 }

@@ -147,6 +147,12 @@ const CASES: &[Case] = &[
         "/manifests",
         "remove staticPodPath",
     ),
+    (
+        |node| node.config.static_pod_url = "http://user:word@host/pods".to_owned(),
+        &["V-242397"],
+        "staticPodURL: set",
+        "staticPodURL",
+    ),
 ];
 
 #[test]
