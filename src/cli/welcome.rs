@@ -30,20 +30,51 @@ impl Start {
     }
 }
 
+/// What is known of the process that started this one.
+#[derive(Debug, Clone, Copy)]
+struct Parent {
+    /// The first process of the machine or of a container.
+    is_init: bool,
+    /// systemd is the machine's init.
+    has_systemd: bool,
+    /// This process leads a session: an init starts its services so, and a shell does not start commands so.
+    is_session_leader: bool,
+}
+
+/// The session in a line as that of `/proc/self/stat` (proc(5)); 0 if its leader is outside of the container.
+fn session(stat: &str) -> Option<u32> {
+    // The name before the bracket can have spaces and brackets.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// Whether a service manager has started the program. `is_set`: whether a variable of the environment has
+/// a value.
+///
+/// `INVOCATION_ID` is no proof: a login on a console, and a shell in a graphical terminal, inherit that of
+/// their service.
+fn is_service(parent: Parent, is_set: impl Fn(&str) -> bool) -> bool {
+    // In a container, the first process may be a shell.
+    let is_child_of_init = parent.is_init && (parent.has_systemd || parent.is_session_leader);
+    is_child_of_init || is_set("NOTIFY_SOCKET")
+}
+
 /// Whether the program shall print [`welcome`] in the place of running the agent.
 ///
 /// DIFFERS: the Go kubelet always starts.
 #[must_use]
 pub fn is_first_contact(program: &OsStr, arguments: &[OsString]) -> bool {
-    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    // In a container, the parent may be a shell that is its first process.
-    let is_child_of_systemd = std::os::unix::process::parent_id() == 1 && Path::new(SYSTEMD).exists();
+    let parent = Parent {
+        is_init: std::os::unix::process::parent_id() == 1,
+        has_systemd: Path::new(SYSTEMD).exists(),
+        is_session_leader: std::fs::read_to_string("/proc/self/stat")
+            .is_ok_and(|stat| session(&stat) == Some(std::process::id())),
+    };
     let start = Start {
         has_arguments: !arguments.is_empty(),
         is_kubelet: Path::new(program).file_name() == Some(OsStr::new("kubelet")),
         has_terminal: std::io::stdin().is_terminal() || std::io::stdout().is_terminal(),
         is_init: std::process::id() == 1,
-        is_service: is_set("INVOCATION_ID") || is_set("NOTIFY_SOCKET") || is_child_of_systemd,
+        is_service: is_service(parent, |name| std::env::var_os(name).is_some_and(|value| !value.is_empty())),
     };
     start.is_first_contact()
 }
@@ -88,6 +119,26 @@ mod tests {
         ] {
             assert!(!start.is_first_contact(), "{start:?}");
         }
+    }
+
+    #[test]
+    fn login_on_a_console_is_no_service_and_a_child_of_an_init_is_one() {
+        let shell = Parent { is_init: false, has_systemd: true, is_session_leader: false };
+        assert!(!is_service(shell, |name| name == "INVOCATION_ID"));
+        assert!(is_service(shell, |name| name == "NOTIFY_SOCKET"));
+        let unset = |_: &str| false;
+        assert!(is_service(Parent { is_init: true, ..shell }, unset), "a unit of systemd");
+        // The first process is another init, or the shell of a container.
+        let other = Parent { is_init: true, has_systemd: false, is_session_leader: true };
+        assert!(is_service(other, unset), "a line of inittab");
+        assert!(!is_service(Parent { is_session_leader: false, ..other }, unset), "a shell in a container");
+    }
+
+    #[test]
+    fn session_of_a_process_is_read_after_its_name() {
+        assert_eq!(session("12 (a) b) S 1 12 34 0 -1 4194560"), Some(34));
+        assert_eq!(session("12 (a) S 1"), None);
+        assert_eq!(session(""), None);
     }
 
     #[test]
