@@ -13,9 +13,11 @@ use super::{FileFact, FileState};
 /// its name and its unit (`docs/take-over.md`).
 const SERVICES: &[&str] = &[
     "etc/systemd/system/coracle.service",
+    "usr/local/lib/systemd/system/coracle.service",
     "usr/lib/systemd/system/coracle.service",
     "lib/systemd/system/coracle.service",
     "etc/systemd/system/kubelet.service",
+    "usr/local/lib/systemd/system/kubelet.service",
     "usr/lib/systemd/system/kubelet.service",
     "lib/systemd/system/kubelet.service",
     "etc/init.d/coracle",
