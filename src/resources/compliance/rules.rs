@@ -356,13 +356,19 @@ fn rotation(node: &NodeFacts) -> Finding {
 fn serving_rotation(node: &NodeFacts) -> Finding {
     const GATE: &str = "RotateKubeletServerCertificate";
     of_api(node, || {
-        let set = node.config.feature_gates.get(GATE).copied();
+        let gates = &node.config.feature_gates;
+        let set = gates.get(GATE).or_else(|| gates.get("AllBeta")).copied();
         let origin = match (set, node.origins.get("featureGates")) {
             (Some(_), Some(origin)) => origin.as_str(),
             _ => "default",
         };
         let is_on = set.unwrap_or(true);
-        let evidence = format!("featureGates.{GATE}: {is_on} ({origin})");
+        let is_signed = node.config.server_tls_bootstrap;
+        let bootstrap = value(node, "serverTLSBootstrap", &is_signed.to_string());
+        let evidence = format!("featureGates.{GATE}: {is_on} ({origin}), {bootstrap}");
+        if is_on && !is_signed {
+            return not_applicable(format!("{evidence}: the cluster does not sign the certificate"));
+        }
         decide(is_on, evidence, "remove RotateKubeletServerCertificate from featureGates, or set it to true")
     })
 }
