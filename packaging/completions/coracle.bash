@@ -61,7 +61,7 @@ _coracle() {
     validate:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     ui:-*) mapfile -t COMPREPLY < <(compgen -W '--listen --tls-cert --tls-key --insecure-listen --local-socket --help' -- "$current") ;;
     version:-*) mapfile -t COMPREPLY < <(compgen -W '--local-socket --help' -- "$current") ;;
-    images:*) mapfile -t COMPREPLY < <(compgen -W 'list import rm export' -f -- "$current") ;;
+    images:*) mapfile -t COMPREPLY < <(compgen -W 'list import rm export verify' -f -- "$current") ;;
     offline:*) mapfile -t COMPREPLY < <(compgen -W 'list check purge trust accept' -f -- "$current") ;;
     setup:*) mapfile -t COMPREPLY < <(compgen -W 'runtime' -- "$current") ;;
     describe:* | logs:* | debug:* | exec:* | attach:* | port-forward:* | events:*) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names pods)" -- "$current") ;;

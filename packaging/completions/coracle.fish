@@ -189,7 +189,7 @@ complete -c coracle -n '__fish_seen_subcommand_from version' -l local-socket -r 
 complete -c coracle -n '__fish_seen_subcommand_from version' -l help -s h -d 'help of the command'
 complete -c coracle -n '__fish_seen_subcommand_from describe logs debug exec attach port-forward events' -a '(__coracle_names pods)'
 complete -c coracle -n '__fish_seen_subcommand_from validate' -F
-complete -c coracle -n '__fish_seen_subcommand_from images' -F -a 'list import rm export'
+complete -c coracle -n '__fish_seen_subcommand_from images' -F -a 'list import rm export verify'
 complete -c coracle -n '__fish_seen_subcommand_from offline' -F -a 'list check purge trust accept'
 complete -c coracle -n '__fish_seen_subcommand_from setup' -a 'runtime'
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup join leave check validate ui version' -l address -x -d 'IP address the servers listen on'

@@ -125,7 +125,7 @@ const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
 
 /// The second words of commands, and whether files follow.
 const WORDS: &[(&str, &str, bool)] = &[
-    ("images", "list import rm export", true),
+    ("images", "list import rm export verify", true),
     ("offline", "list check purge trust accept", true),
     ("setup", "runtime", false),
 ];
