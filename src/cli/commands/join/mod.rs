@@ -294,8 +294,8 @@ impl Attempt<'_, '_> {
         self.progress(format!("  {line}"));
         self.progress(
             "start: with OpenRC the flags go into CORACLE_ARGS of /etc/conf.d/coracle, and without an init \
-             system into /usr/local/lib/coracle/services/coracle; then run coracle join again, which waits \
-             until the node is Ready",
+             system into /usr/local/lib/coracle/services/coracle; then run the same command again, which \
+             waits until the node is Ready",
         );
     }
 
