@@ -440,6 +440,7 @@ pub(super) fn server(
     server::Settings {
         registry,
         healthz: address(&config.healthz_bind_address, config.healthz_port),
+        // DIFFERS: the Go kubelet serves this port also without `enableServer`.
         read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
         main,
         local_socket: args.local_socket.clone(),
