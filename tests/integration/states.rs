@@ -248,6 +248,7 @@ fn stored_pods_of_each_version_start_without_the_api_server() {
         let mut node = prepared();
         restore(&node, &file);
         let before = ids(&node, "job");
+        assert!(!before.is_empty(), "{version}: the state has no container of the job");
         node.api().go_down();
         node.cut_power();
         node.start_agent();
