@@ -88,6 +88,23 @@ fn numbers_in_documents_are_those_of_the_sources() {
     report(&problems);
 }
 
+/// A version there would stay behind at each release.
+#[test]
+fn names_of_archives_in_the_readme_have_no_version() {
+    let text = read("README.md");
+    assert!(text.contains("coracle-*-x86_64-airgap.tar.zst"), "the names of archives are not read");
+    let has_version = |line: &str| {
+        line.split("coracle-").skip(1).any(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()))
+    };
+    let problems: Vec<String> = text
+        .lines()
+        .enumerate()
+        .filter(|&(_, line)| has_version(line))
+        .map(|(number, line)| format!("README.md:{}: has a version: {line}", number + 1))
+        .collect();
+    report(&problems);
+}
+
 #[test]
 fn the_threat_model_names_real_tests() {
     const TIERS: &[&str] = &[
