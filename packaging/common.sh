@@ -32,6 +32,20 @@ architecture() { # <file>
     esac
 }
 
+# The major version of a containerd. One for another architecture does not run here: the names of Go's
+# packages in it have the version, but for the first one.
+containerd_major() { # <file>
+    if [ "$(architecture "$1")" = "$(uname -m)" ]; then
+        "$1" --version | grep -oE 'v?[0-9]+\.[0-9]+' | sed -n '1s/^v\{0,1\}\([0-9]*\).*/\1/p' || die "$1 prints no version"
+    elif LC_ALL=C grep -qaF github.com/containerd/containerd/v2/ "$1"; then
+        echo 2
+    elif LC_ALL=C grep -qaF github.com/containerd/containerd/ "$1"; then
+        echo 1
+    else
+        die "$1 is of an unknown version"
+    fi
+}
+
 # Debian's name of an architecture.
 debian_architecture() { # <name of uname -m>
     case $1 in
