@@ -12,6 +12,16 @@ const PROGRAMS: &str = "awk base64 basename cat chgrp chmod chown chroot cksum c
     split ss stat stdbuf stty sum sync tac tail tar tee test timeout touch tr true truncate tsort tty umount \
     uname unexpand uniq unlink unshare wc who whoami xargs yes";
 
+/// Also a script with options of its interpreter, one of OpenRC, and one that others source.
+fn is_script(file: &str, text: &str) -> bool {
+    let interpreter = text.lines().next().and_then(|line| line.strip_prefix("#!"));
+    let is_shell = |word: &str| word.ends_with("sh") || word.ends_with("/openrc-run");
+    let is_sourced = text.lines().any(|line| line.starts_with("# shellcheck shell="));
+    file.ends_with(".sh")
+        || is_sourced
+        || interpreter.is_some_and(|line| line.split_whitespace().any(is_shell))
+}
+
 /// The names of the functions that a script defines, each with its line.
 fn functions(text: &str) -> Vec<(usize, &str)> {
     text.lines()
@@ -33,8 +43,7 @@ fn functions_of_scripts_hide_no_program() {
     let mut scripts = 0;
     let mut problems = Vec::new();
     for (file, text) in &everything() {
-        let interpreter = text.lines().next().filter(|line| line.starts_with("#!"));
-        if !file.ends_with(".sh") && !interpreter.is_some_and(|line| line.ends_with("sh")) {
+        if !is_script(file, text) {
             continue;
         }
         scripts += 1;
@@ -46,6 +55,17 @@ fn functions_of_scripts_hide_no_program() {
     }
     assert!(scripts > 20, "{scripts} scripts were read");
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn scripts_are_known_by_their_interpreter_or_a_note() {
+    assert!(is_script("a.sh", ""));
+    for text in ["#!/bin/sh", "#!/bin/bash -e", "#!/usr/bin/env bash", "#!/sbin/openrc-run\n"] {
+        assert!(is_script("a", text), "{text}");
+    }
+    assert!(is_script("a", "# What is sourced.\n# shellcheck shell=sh disable=SC2034\n"));
+    assert!(!is_script("a", "#!/usr/bin/env python3\n#!/bin/sh"));
+    assert!(!is_script("a.md", "cut() { :; }"));
 }
 
 #[test]
