@@ -277,6 +277,20 @@ pub(super) fn follow_target(uid: &str, container: &str) -> String {
     format!("/v1/logs?pod={uid}&container={container}&tail={LOG_LINES}&follow=true")
 }
 
+/// Whether a log whose stream has ended may grow: its container has not ended, or its state is not known.
+pub(super) fn may_grow(client: &Client, uid: &str, container: &str) -> bool {
+    let described = match find(client, uid) {
+        Ok(described) => described,
+        Err(error) => return error.exit() != Exit::NotFound,
+    };
+    let Some(status) = &described.view.pod.status else { return true };
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let found = lists.into_iter().flatten().flatten().find(|status| status.name == container);
+    let state = found.and_then(|status| status.state.as_ref());
+    state.is_none_or(|state| state.running.is_some())
+}
+
 /// The end of a container's log.
 pub(super) fn logs(
     client: &Client,

@@ -48,6 +48,10 @@ const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 const EVICTION_LIMIT: Duration = Duration::from_secs(1);
 /// The size of a read of a log.
 const CHUNK: usize = 32 * 1024;
+/// The path of the log that the script follows.
+const FOLLOW: &str = "/logs/follow";
+/// The end of a body in chunks.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// The first byte of a client that uses TLS.
 const TLS_HANDSHAKE: u8 = 22;
 
@@ -104,8 +108,11 @@ impl Reply {
         self
     }
 
-    /// A page that leads nowhere.
-    fn refused(refusal: Refusal) -> Reply {
+    /// A page that leads nowhere; for the script, which shows text, only the text.
+    fn refused(refusal: Refusal, path: &str) -> Reply {
+        if path == FOLLOW {
+            return Reply::new(refusal.status(), TEXT, refusal.text());
+        }
         let mut html = Html::default();
         html.title("No access").paragraph(refusal.text());
         match refusal {
@@ -141,8 +148,15 @@ impl Reply {
 /// What is done for a request.
 enum Action {
     Whole(Reply),
-    /// A log that is followed: the target at the agent.
-    Follow(String),
+    Follow(Followed),
+}
+
+/// A log that is followed.
+struct Followed {
+    uid: String,
+    container: String,
+    /// The client can read a body in chunks, and sees whether it is whole.
+    is_1_1: bool,
 }
 
 impl Server {
@@ -170,7 +184,7 @@ impl Server {
             return Action::Whole(Reply::new(413, TEXT, "no request bodies here\n"));
         }
         if let Err(refusal) = self.gate.check_source(&head.fields) {
-            return Action::Whole(Reply::refused(refusal));
+            return Action::Whole(Reply::refused(refusal, &head.target.path));
         }
         let is_known = self.gate.has_session(&head.fields);
         has_session.store(is_known, Ordering::SeqCst);
@@ -192,11 +206,11 @@ impl Server {
                     has_session.store(true, Ordering::SeqCst);
                     Reply::new(303, TEXT, "").with("Set-Cookie", cookie).with("Location", "/".to_owned())
                 }
-                Err(refusal) => Reply::refused(refusal),
+                Err(refusal) => Reply::refused(refusal, &target.path),
             });
         }
         if !is_known {
-            return Action::Whole(Reply::refused(Refusal::NoSession));
+            return Action::Whole(Reply::refused(Refusal::NoSession, &target.path));
         }
         self.page(head)
     }
@@ -218,10 +232,13 @@ impl Server {
                 parameter("container"),
                 target.get("previous").is_some(),
             ),
-            "/logs/follow" if head.method == "GET" => {
+            FOLLOW if head.method == "GET" => {
                 let (uid, container) = (parameter("uid"), parameter("container"));
                 match pages::find(client, uid) {
-                    Ok(_) => return Action::Follow(pages::follow_target(uid, container)),
+                    Ok(_) => {
+                        let (uid, container) = (uid.to_owned(), container.to_owned());
+                        return Action::Follow(Followed { uid, container, is_1_1: head.is_1_1 });
+                    }
                     Err(error) => {
                         let (status, _) = pages::failure(&error);
                         return Action::Whole(Reply::new(status, TEXT, error.to_string()));
@@ -251,7 +268,7 @@ impl Server {
         match read_head(&mut connection) {
             Ok(Some(head)) => match self.respond(&head, has_session) {
                 Action::Whole(reply) => send(connection, &reply, head.method == "HEAD"),
-                Action::Follow(target) => self.follow(connection, &target),
+                Action::Follow(followed) => self.follow(connection, &followed),
             },
             Ok(None) => {}
             Err(RequestError(status, text)) => send(connection, &Reply::new(status, TEXT, text), false),
@@ -278,23 +295,24 @@ impl Server {
         Some(connection)
     }
 
-    /// Sends a log as it grows, until the container or the client ends.
-    fn follow(&self, mut connection: Connection, target: &str) {
+    /// Sends a log as it grows, until the container or the client ends. The body has its end only if that
+    /// of the log is known: the script then does not try again.
+    fn follow(&self, mut connection: Connection, followed: &Followed) {
+        let Followed { uid, container, is_1_1 } = followed;
         let Some(_permit) = self.followed.try_take() else {
             let text = format!("{MOST_FOLLOWED} logs are followed already; close a page with another one\n");
             return send(connection, &Reply::new(429, TEXT, text), false);
         };
-        let mut response = match self.client.open(target, ReadTimeout::None) {
+        let mut response = match self.client.open(&pages::follow_target(uid, container), ReadTimeout::None) {
             Ok(response) => response,
             Err(error) => {
                 let (status, _) = pages::failure(&error);
                 return send(connection, &Reply::new(status, TEXT, error.to_string()), false);
             }
         };
-        // Without chunks: the body ends with the connection.
-        let form = Form { is_1_1: false, keep_alive: false, head_only: false };
+        let form = Form { is_1_1: *is_1_1, keep_alive: false, head_only: false };
         let mut head = Vec::new();
-        let mut fields = vec![("Content-Type", TEXT), ("Connection", "close")];
+        let mut fields = vec![("Content-Type", TEXT)];
         fields.extend(FIELDS);
         // Writing to memory does not fail.
         let _ = ResponseWriter::new(&mut head, form, Timestamp::now()).start(200, &fields, None);
@@ -306,14 +324,33 @@ impl Server {
                 return;
             }
             let count = match io::Read::read(&mut response.body, &mut chunk) {
-                Ok(0) | Err(_) => return connection.close(false),
+                Ok(0) | Err(_) => break,
                 Ok(count) => count,
             };
-            sent = connection
-                .write_all(chunk.get(..count).unwrap_or_default())
-                .and_then(|()| connection.flush());
+            let piece = chunk.get(..count).unwrap_or_default();
+            sent = if *is_1_1 {
+                connection.write_all(&framed(piece)).and_then(|()| connection.flush())
+            } else {
+                connection.write_all(piece).and_then(|()| connection.flush())
+            };
         }
+        if sent.is_err() {
+            return;
+        }
+        // An agent that stops also ends the stream.
+        if *is_1_1
+            && !pages::may_grow(&self.client, uid, container)
+            && connection.write_all(LAST_CHUNK).is_err()
+        {
+            return;
+        }
+        connection.close(false);
     }
+}
+
+/// A chunk of a body.
+fn framed(piece: &[u8]) -> Vec<u8> {
+    [format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat()
 }
 
 /// Waits until the agent has sent bytes; false: the client is gone, or the server ends.

@@ -11,6 +11,7 @@ use serde_json::json;
 use super::super::tests::Agent;
 use super::gate::Gate;
 use super::serve::{self, Server};
+use crate::model::api::Pod;
 use crate::offline::{Phase, Report};
 use crate::server::PodView;
 use crate::server::testing::FakeNode;
@@ -111,6 +112,10 @@ fn requests_without_session_from_other_sites_and_with_other_methods_are_refused(
         let (status, text) = site.request("GET", target, &[]);
         assert!(status == 401 && !text.contains("web-node1"), "{target}: {text}");
     }
+    // The script shows the reason as text.
+    let (_, text) = site.request("GET", "/logs/follow?uid=uid1&container=a", &[]);
+    assert!(text.contains("Content-Type: text/plain") && text.contains("no session"), "{text}");
+    assert!(!text.contains('<'), "{text}");
     for (fields, expected) in [
         ([session, ("Host", "evil.example:80")], 421),
         ([session, ("Origin", "http://evil.example")], 403),
@@ -288,6 +293,31 @@ fn log_is_followed_until_the_client_leaves_and_only_a_few_at_the_same_time() {
     drop(streams);
     for _ in 0..8 {
         has_stopped.recv_timeout(LONG).expect("the agent ends each log");
+    }
+}
+
+#[test]
+fn followed_log_has_an_end_only_if_its_container_has_ended() {
+    for (state, has_end) in [
+        (json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}), false),
+        (json!({"terminated": {"exitCode": 1}}), true),
+        (json!({"waiting": {"reason": "CrashLoopBackOff"}}), true),
+    ] {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "default", "name": "web-node1", "uid": "uid1"},
+            "spec": {"containers": [{"name": "a"}]},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "a", "ready": false,
+                "restartCount": 0, "image": "", "imageID": "", "state": state.clone()}]},
+        }))
+        .unwrap();
+        let site = Site::start(|node| {
+            node.pods = Box::new(move |_| vec![PodView { pod: pod.clone(), ..PodView::default() }]);
+            node.read_log =
+                Box::new(|_, _, out, _| Ok(out.write_all(b"line\n").map_err(|error| error.to_string())?));
+        });
+        let (status, text) = site.pages(&["/logs/follow?uid=uid1&container=a"]).remove(0);
+        assert!(status == 200 && text.contains("\r\n\r\n5\r\nline\n\r\n"), "{text}");
+        assert_eq!(text.ends_with("\r\n0\r\n\r\n"), has_end, "{state}: {text}");
     }
 }
 
