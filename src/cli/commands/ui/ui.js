@@ -89,7 +89,7 @@
         // An agent that starts does not know its pods at first.
         const isStart = response.status === 404 && tries > 0 && tries < MOST_TRIES;
         const retry = isStart || response.status === 429 || response.status >= 500;
-        return { reason: "Not following: " + text, retry, found: false };
+        return { reason: "Not following: " + text.replace(/\.?$/, "."), retry, found: false };
       }
     } catch {
       return { reason: "Not following: coracle ui has ended or cannot be reached.", retry: true, found: false };
@@ -139,7 +139,7 @@
         if (retry && !signal.aborted) await pause(signal);
         if (signal.aborted) show("Not following");
         if (signal.aborted || !retry) break;
-        started = "Following the log again. Before: " + reason;
+        started = "Following the log. Before: " + reason;
       }
       control = null;
       button.textContent = "Follow";
