@@ -71,16 +71,28 @@ pub fn window_changes() -> io::Result<UnixStream> {
 }
 
 /// A socket that becomes readable when the process receives SIGINT, SIGTERM or SIGHUP. Once
-/// `default_action` is true, these signals end the process again.
+/// `default_action` is true, these signals end the process again. A SIGHUP that is ignored, as nohup does it,
+/// stays so: the process outlives its terminal.
 ///
 /// # Errors
 /// When the kernel returns an error.
 pub fn termination(default_action: &Arc<AtomicBool>) -> io::Result<UnixStream> {
-    let signals = [SIGINT, SIGTERM, SIGHUP];
-    for signal in signals {
-        flag::register_conditional_default(signal, Arc::clone(default_action))?;
+    let mut signals = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+        signals.push(SIGHUP);
+    }
+    for signal in &signals {
+        flag::register_conditional_default(*signal, Arc::clone(default_action))?;
     }
     on(&signals)
+}
+
+/// Whether a process with this `/proc/PID/status` (proc(5)) ignores a signal.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let bit = u32::try_from(signal).ok().and_then(|signal| signal.checked_sub(1));
+    bit.and_then(|bit| mask.checked_shr(bit)).is_some_and(|rest| rest & 1 == 1)
 }
 
 fn on(signals: &[i32]) -> io::Result<UnixStream> {
@@ -90,4 +102,17 @@ fn on(signals: &[i32]) -> io::Result<UnixStream> {
         pipe::register(*signal, write.try_clone()?)?;
     }
     Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_those_of_the_mask() {
+        let status = "Name:\tcoracle\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(SIGHUP, status));
+        assert!(!is_ignored(SIGINT, status) && !is_ignored(SIGTERM, status) && !is_ignored(0, status));
+        assert!(!is_ignored(SIGHUP, "SigIgn:\t0000000000001000\n") && !is_ignored(SIGHUP, ""));
+    }
 }

@@ -2,13 +2,14 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::manifest::simple;
+use crate::support::tls_client::{Authority, TlsClient};
 
 /// The running command. Dropping it kills the process.
 struct Pages {
@@ -29,16 +30,17 @@ impl Drop for Pages {
 
 impl Pages {
     fn start(node: &FakeNode) -> Pages {
-        let mut child = node
-            .command_line(&["ui", "--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the command starts");
+        Pages::run(&mut node.command_line(&["ui", "--listen", "127.0.0.1:0"]), "http")
+    }
+
+    fn run(command: &mut Command, scheme: &str) -> Pages {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let start = format!("{scheme}://127.0.0.1:");
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let link = (&mut output)
             .lines()
             .map_while(Result::ok)
-            .find_map(|line| line.trim().strip_prefix("http://127.0.0.1:").map(str::to_owned));
+            .find_map(|line| line.trim().strip_prefix(&start).map(str::to_owned));
         let link = link.expect("the command prints a link");
         let (port, token) = link.split_once("/?token=").expect("the link has a token");
         Pages { child, port: port.parse().unwrap(), token: token.to_owned(), _output: output }
@@ -105,6 +107,55 @@ fn pages_show_the_node_to_the_holder_of_the_link_only() {
     assert_eq!(pages.end_by(Signal::TERM), Some(0));
     // That of a terminal that was closed.
     assert_eq!(other.end_by(Signal::HUP), Some(0));
+    node.finish();
+}
+
+#[test]
+fn pages_over_tls_are_whole_and_need_the_link() {
+    let mut node = FakeNode::start();
+    node.apply(&simple("web"));
+    node.wait_ready("web");
+    let identity = Authority::new("pages").issue_for_servers("node", &[]);
+    let (certificate, key) = (node.path("pages.pem"), node.path("pages-key.pem"));
+    std::fs::write(&certificate, &identity.certificate).unwrap();
+    std::fs::write(&key, &identity.key).unwrap();
+    let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
+    let args: [&str; 7] = ["ui", "--listen", "127.0.0.1:0", "--tls-cert", &certificate, "--tls-key", &key];
+    let mut pages = Pages::run(&mut node.command_line(&args), "https");
+    // Without TLS there is only a reason.
+    let (status, text) = pages.get("/", "");
+    assert!(status == 400 && text.contains("begins with https"), "{text}");
+
+    // Its `Host` is a name: the certificate proves it.
+    let client = TlsClient::new(pages.port, None);
+    assert_eq!(client.get("/").status, 401);
+    let response = client.get(&format!("/?token={}", pages.token));
+    assert_eq!(response.status, 303, "{}", response.head);
+    let cookie = response.head.lines().find_map(|line| line.strip_prefix("Set-Cookie: ")).unwrap();
+    assert!(cookie.ends_with("; Secure"), "{cookie}");
+    let cookie = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
+    let response = client.get_with("/", &cookie);
+    assert!(response.status == 200 && response.body.ends_with("</html>\n"), "{}", response.body);
+    let uid = response.body.split("/pod?uid=").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    assert!(client.get_with(&format!("/pod?uid={uid}"), &cookie).body.contains(&full_name("web")));
+    assert_eq!(client.get_with("/", &format!("{cookie}Origin: http://node\r\n")).status, 403);
+    assert_eq!(client.get_with("/", &format!("{cookie}Origin: https://node\r\n")).status, 200);
+    assert_eq!(pages.end_by(Signal::TERM), Some(0));
+    node.finish();
+}
+
+#[test]
+fn pages_that_nohup_started_outlive_their_terminal() {
+    let node = FakeNode::start();
+    let command = node.command_line(&["ui", "--listen", "127.0.0.1:0"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    shell.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    let mut pages = Pages::run(&mut shell, "http");
+    kill_process(Pid::from_child(&pages.child), Signal::HUP).unwrap();
+    let cookie = pages.log_in();
+    assert_eq!(pages.get("/", &cookie).0, 200);
+    assert_eq!(pages.end_by(Signal::TERM), Some(0));
     node.finish();
 }
 
