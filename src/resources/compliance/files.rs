@@ -26,9 +26,13 @@ const SERVICES: &[&str] = &[
 /// Directories of drop-ins of these units. The packages of kubeadm have theirs in `usr/lib`.
 const DROP_INS: &[&str] = &[
     "etc/systemd/system/coracle.service.d",
+    "usr/local/lib/systemd/system/coracle.service.d",
     "usr/lib/systemd/system/coracle.service.d",
+    "lib/systemd/system/coracle.service.d",
     "etc/systemd/system/kubelet.service.d",
+    "usr/local/lib/systemd/system/kubelet.service.d",
     "usr/lib/systemd/system/kubelet.service.d",
+    "lib/systemd/system/kubelet.service.d",
 ];
 
 /// The drop-in of kubeadm for the unit of a kubelet.
@@ -218,6 +222,18 @@ mod tests {
         let files = NodeFiles::read(root.path(), None, Path::new(""), &[], Path::new(""));
         let paths: Vec<_> = files.services.iter().map(|file| file.path.clone()).collect();
         assert_eq!(paths, [units.join("kubelet.service"), units.join("kubelet.service.d/10-kubeadm.conf")]);
+    }
+
+    #[test]
+    fn each_place_of_a_unit_is_one_of_its_drop_ins() {
+        let root = tempfile::tempdir().unwrap();
+        for place in SERVICES.iter().filter(|place| place.ends_with(".service")) {
+            let directory = root.path().join(format!("{place}.d"));
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join("flags.conf"), "").unwrap();
+        }
+        let files = NodeFiles::read(root.path(), None, Path::new(""), &[], Path::new(""));
+        assert_eq!(files.services.len(), SERVICES.len() - 1, "{:?}", files.services);
     }
 
     #[test]
