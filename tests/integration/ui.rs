@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::manifest::simple;
 use crate::support::tls_client::{Authority, TlsClient};
+use crate::support::wait::wait_until;
 
 /// The running command. Dropping it kills the process.
 struct Pages {
@@ -157,6 +158,30 @@ fn pages_that_nohup_started_outlive_their_terminal() {
     assert_eq!(pages.get("/", &cookie).0, 200);
     assert_eq!(pages.end_by(Signal::TERM), Some(0));
     node.finish();
+}
+
+/// Only for `tests/ui/run`, which sets the variable: this machine may have no browser.
+#[test]
+fn browser_shows_each_page_without_running_its_texts() {
+    let Some(pictures) = std::env::var_os("CORACLE_UI_PICTURES") else { return };
+    let node = FakeNode::start_with(json!({"maxPods": 250}));
+    let names: Vec<String> = (0..200).map(|number| format!("pod-{number:03}")).collect();
+    names.iter().for_each(|name| node.apply(&simple(name)));
+    let text = "\"'><script>document.title='taken'</script>";
+    let mut hostile = simple("hostile");
+    hostile["metadata"]["annotations"] = json!({"text": text});
+    hostile["spec"]["containers"][0]["image"] = json!(text);
+    hostile["spec"]["containers"][0]["args"] = json!([text]);
+    node.apply(&hostile);
+    for name in &names {
+        node.wait_ready(name);
+    }
+    wait_until("the image's name to be refused", LONG, || node.cli(&["pods"]).contains("InvalidImageName"));
+    let pages = [Pages::start(&node), Pages::start(&node)];
+    let links = pages.iter().map(|pages| format!("http://127.0.0.1:{}/?token={}", pages.port, pages.token));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ui/browse");
+    let status = Command::new(script).args(links).arg(pictures).status().expect("the script starts");
+    assert!(status.success(), "{script}: {status}");
 }
 
 #[test]
