@@ -95,18 +95,21 @@
       return { reason: "Not following: coracle ui has ended or cannot be reached.", retry: true, found: false };
     }
     show(started);
-    log.textContent = "";
     const { add, flush } = appender(log);
+    let begun = false;
     try {
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
         const { done, value } = await reader.read();
         if (done) return { reason: "The log has ended.", retry: false, found: true };
+        // Its last lines come again; a try without success leaves what is there.
+        if (!begun) log.textContent = "";
+        begun = true;
         add(value);
       }
     } catch {
       // The container runs on, or its state is not known: the body has no end.
-      const reason = "The log was interrupted: the agent or coracle ui has ended.";
+      const reason = "The log was interrupted, as by the end of the agent.";
       return { reason, retry: true, found: true };
     } finally {
       flush();
