@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_of_a_unit_is_one_of_its_drop_ins() {
+    fn drop_ins_are_checked_in_each_directory_of_units() {
         let root = tempfile::tempdir().unwrap();
         for place in SERVICES.iter().filter(|place| place.ends_with(".service")) {
             let directory = root.path().join(format!("{place}.d"));
