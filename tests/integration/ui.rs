@@ -113,7 +113,7 @@ fn pages_show_the_node_to_the_holder_of_the_link_only() {
 
 #[test]
 fn pages_over_tls_are_whole_and_need_the_link() {
-    let mut node = FakeNode::start();
+    let node = FakeNode::start();
     node.apply(&simple("web"));
     node.wait_ready("web");
     let identity = Authority::new("pages").issue_for_servers("node", &[]);
