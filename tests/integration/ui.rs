@@ -34,6 +34,14 @@ impl Pages {
         Pages::run(&mut node.command_line(&["ui", "--listen", "127.0.0.1:0"]), "http")
     }
 
+    /// `option`: of env(1), about a signal that the tests themselves may ignore or not.
+    fn start_with(node: &FakeNode, option: &str) -> Pages {
+        let command = node.command_line(&["ui", "--listen", "127.0.0.1:0"]);
+        let mut env = Command::new("env");
+        env.arg(option).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        Pages::run(&mut env, "http")
+    }
+
     fn run(command: &mut Command, scheme: &str) -> Pages {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let start = format!("{scheme}://127.0.0.1:");
@@ -102,7 +110,7 @@ fn pages_show_the_node_to_the_holder_of_the_link_only() {
     assert_eq!(pages.get("/", &cookie).0, 200);
 
     // Another start has another link and another session.
-    let mut other = Pages::start(&node);
+    let mut other = Pages::start_with(&node, "--default-signal=HUP");
     assert_ne!(other.token, pages.token);
     assert_eq!(other.get("/", &cookie).0, 401);
     assert_eq!(pages.end_by(Signal::TERM), Some(0));
@@ -148,11 +156,7 @@ fn pages_over_tls_are_whole_and_need_the_link() {
 #[test]
 fn pages_that_nohup_started_outlive_their_terminal() {
     let node = FakeNode::start();
-    let command = node.command_line(&["ui", "--listen", "127.0.0.1:0"]);
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
-    shell.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-    let mut pages = Pages::run(&mut shell, "http");
+    let mut pages = Pages::start_with(&node, "--ignore-signal=HUP");
     kill_process(Pid::from_child(&pages.child), Signal::HUP).unwrap();
     let cookie = pages.log_in();
     assert_eq!(pages.get("/", &cookie).0, 200);
