@@ -49,6 +49,8 @@ struct State {
     failure: Option<Instant>,
     /// Failures since the last success.
     failures: u32,
+    /// [`Returns::is_away`] has shown it since the last success: its reader waits for a return.
+    is_noticed: bool,
     /// How long an outage must be to count.
     least: Duration,
     returns: u64,
@@ -90,6 +92,7 @@ impl Returns {
             success: now,
             failure: None,
             failures: 0,
+            is_noticed: false,
             least: OUTAGE,
             returns: 0,
             source,
@@ -115,10 +118,14 @@ impl Returns {
     }
 
     /// Whether a request that succeeds at `now` would be a return. The thread of the lease sends such
-    /// requests, so that others need not.
+    /// requests, so that others need not. If it is, the next success is a return, also one whose time was
+    /// read shortly before `now`.
     #[must_use]
     pub fn is_away(&self, now: Instant) -> bool {
-        self.0.locked().is_away(now)
+        let mut state = self.0.locked();
+        let is_away = state.is_away(now);
+        state.is_noticed |= is_away;
+        state.is_noticed
     }
 
     /// Sets the functions that are called at each return, in place of those before.
@@ -152,8 +159,8 @@ impl Returns {
                 }
             }
             Reply::Success => {
-                let returns = state.is_away(now);
-                (state.success, state.failures) = (now, 0);
+                let returns = state.is_noticed || state.is_away(now);
+                (state.success, state.failures, state.is_noticed) = (now, 0, false);
                 if returns {
                     state.least = (state.least * 2).min(LONGEST_OUTAGE);
                     state.returns += 1;
@@ -235,6 +242,26 @@ mod tests {
         returns.record(Reply::Success, start + SECOND * 60);
         assert_eq!((returns.number(), is_away(60)), (1, false));
         assert!(!Returns::default().is_away(start + SECOND * 3600));
+    }
+
+    /// Its reader would wait for a return that does not come.
+    #[test]
+    fn success_that_began_to_be_recorded_before_the_server_counted_as_away_is_a_return() {
+        let start = Instant::now();
+        let returns = Returns::new(start);
+        returns.record(Reply::Failure, start);
+        returns.record(Reply::Failure, start + SECOND);
+        let waiting = returns.after(returns.number());
+        assert!(!returns.is_away(start + SECOND * 4));
+        // The time of the success was read before that of the other thread, which had the lock first.
+        assert!(returns.is_away(start + OUTAGE));
+        returns.record(Reply::Success, start + OUTAGE - Duration::from_millis(1));
+        assert!(waiting.is_stopped() && !returns.is_away(start + OUTAGE));
+        // It counts once.
+        returns.record(Reply::Failure, start + SECOND * 6);
+        returns.record(Reply::Failure, start + SECOND * 6);
+        returns.record(Reply::Success, start + SECOND * 7);
+        assert_eq!(returns.number(), 1);
     }
 
     #[test]
