@@ -251,10 +251,14 @@ impl Cluster {
 /// Passes on when the node's lease was renewed: by the lease, the control plane decides whether the node is
 /// away.
 fn lease_report(offline: Offline) -> node::LeaseReport {
-    Box::new(move |begin| match begin {
-        Some(begin) => offline.contact(begin),
-        None => offline.contact_failed(),
-    })
+    let pods = offline.clone();
+    node::LeaseReport {
+        attempt: Box::new(move |begin| match begin {
+            Some(begin) => offline.contact(begin),
+            None => offline.contact_failed(),
+        }),
+        stops_within: Box::new(move |time| pods.stops_within(time)),
+    }
 }
 
 /// What is to be done at a return of the API server, in addition to the ends of waits for requests.

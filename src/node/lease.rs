@@ -31,6 +31,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(7);
 /// After so many turns that failed, at least three seconds, other nodes probably notice the return of the
 /// API server at the same time.
 const OUTAGE_TURNS: u32 = 5;
+/// What a renewal usually needs at most: no pod is to be stopped while it is on its way.
+const REQUEST: Duration = Duration::from_secs(1);
 
 /// The result of one turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +55,14 @@ pub(super) struct LeaseRenewer {
     report: Option<LeaseReport>,
 }
 
-/// See [`super::Deps::lease_report`].
-pub type LeaseReport = Box<dyn Fn(Option<i64>) + Send>;
+/// See [`super::Deps::lease_report`]. Neither function may block.
+pub struct LeaseReport {
+    /// Receives the `offline::boot_time` at which each request began that renewed the lease, and `None` if
+    /// it could not be renewed.
+    pub attempt: Box<dyn Fn(Option<i64>) + Send>,
+    /// Whether a pod is stopped within this time if the lease is not renewed before.
+    pub stops_within: Box<dyn Fn(Duration) -> bool + Send>,
+}
 
 impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
@@ -103,8 +111,8 @@ impl LeaseRenewer {
     /// Reports an attempt that began at this [`boot_time`].
     fn report(&self, outcome: &Outcome, begin: i64) {
         match (outcome, &self.report) {
-            (Outcome::Renewed, Some(report)) => report(Some(begin)),
-            (Outcome::Failed(_), Some(report)) => report(None),
+            (Outcome::Renewed, Some(report)) => (report.attempt)(Some(begin)),
+            (Outcome::Failed(_), Some(report)) => (report.attempt)(None),
             _ => {}
         }
     }
@@ -146,7 +154,12 @@ impl LeaseRenewer {
                 let duration = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
                 Some(duration.mul_f64(RENEW_PART * (1.0 + JITTER * unit)).max(FIRST_WAIT))
             }
-            Outcome::Read => Some(Spread::LEASE.delay(unit)),
+            Outcome::Read => {
+                let wait = Spread::LEASE.delay(unit);
+                // Only a renewal counts as a contact.
+                let stops = |report: &LeaseReport| (report.stops_within)(wait.saturating_add(REQUEST));
+                Some(if self.report.as_ref().is_some_and(stops) { Duration::ZERO } else { wait })
+            }
             Outcome::NoNode => None,
             // DIFFERS: the waits of the Go kubelet are not random.
             Outcome::Failed(_) => Some(shortened(self.failures.delay(FIRST_WAIT, LONGEST_WAIT), unit)),
@@ -368,7 +381,10 @@ mod tests {
     #[test]
     fn renewals_are_reported_with_the_time_at_which_they_began() {
         let (sender, reports) = crossbeam_channel::bounded(8);
-        let report: LeaseReport = Box::new(move |begin| sender.send(begin).unwrap());
+        let report = LeaseReport {
+            attempt: Box::new(move |begin| sender.send(begin).unwrap()),
+            stops_within: Box::new(|_| false),
+        };
         let renewer =
             LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default())).with_report(Some(report));
         let error = NodeError::new("get", "lease n".to_owned(), "scripted".to_owned(), NodeErrorKind::Other);
@@ -376,6 +392,20 @@ mod tests {
             renewer.report(&outcome, 5);
         }
         assert_eq!(reports.try_iter().collect::<Vec<_>>(), [Some(5), None]);
+    }
+
+    /// Otherwise the pods are stopped although the API server is back.
+    #[test]
+    fn renewal_after_the_read_does_not_wait_while_a_pod_would_be_stopped() {
+        let wait = |left: u64, unit: f64| {
+            let stops_within = Box::new(move |time: Duration| time.as_secs() >= left);
+            let report = LeaseReport { attempt: Box::new(|_| {}), stops_within };
+            let renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+            renewer.with_report(Some(report)).wait_after(&Outcome::Read, unit).unwrap().as_millis()
+        };
+        assert_eq!([0.0, 0.5, 1.0].map(|unit| wait(60, unit)), [0, 1000, 2000]);
+        assert_eq!([0.0, 0.5, 1.0].map(|unit| wait(3, unit)), [0, 1000, 0]);
+        assert_eq!(wait(2, 0.5), 0);
     }
 
     #[test]

@@ -73,8 +73,7 @@ pub struct Deps {
     pub watch: NodeWatch,
     /// Rung when a condition may have changed: the runtime's health, a pressure.
     pub bell: Receiver<()>,
-    /// Receives the `offline::boot_time` at which each request began that renewed the lease, and `None` if
-    /// it could not be renewed. Must not block.
+    /// Receives the attempts to renew the lease, by which pods are stopped or continue.
     pub lease_report: Option<LeaseReport>,
 }
 

@@ -33,6 +33,16 @@ impl Offline {
         Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))
     }
 
+    /// Whether a pod that runs is to be stopped within this time, if the API server is not reached before.
+    #[must_use]
+    pub fn stops_within(&self, time: Duration) -> bool {
+        self.fences()
+            && self.shared.state().decider.known().iter().any(|pod| {
+                let left = self.stops_in(pod);
+                left.is_some_and(|left| left <= time)
+            })
+    }
+
     /// Whether the pod is stopped.
     #[must_use]
     pub fn is_stopped(&self, uid: &PodUid) -> bool {
@@ -116,6 +126,30 @@ mod tests {
 
     use super::super::decide::NodeFact;
     use super::super::testing::{self, pod};
+
+    #[test]
+    fn pod_is_to_be_stopped_within_its_time_until_it_is_stopped() {
+        use super::super::fence::{FenceSettings, boot_time};
+        use super::super::handle::Offline;
+        use super::super::settings::Settings;
+        use super::Duration;
+        let root = tempfile::tempdir().unwrap();
+        let make = |stop_after: Option<Duration>| {
+            let fence = FenceSettings { stop_after, ..FenceSettings::default() };
+            let settings = Settings { fence, ..testing::settings(root.path()) };
+            let files = testing::files(root.path());
+            let offline = Offline::with_files(files, Vec::new(), &settings, Instant::now());
+            offline.server_set(vec![pod("a")], true);
+            offline.contact(boot_time());
+            offline
+        };
+        let hours = |count: u64| Duration::from_secs(3600 * count);
+        let offline = make(Some(hours(2)));
+        assert!(!offline.stops_within(hours(1)) && offline.stops_within(hours(2)));
+        assert!(!make(None).stops_within(hours(2)));
+        let over = make(Some(Duration::ZERO));
+        assert!(!over.stops_within(hours(2)), "it is stopped already");
+    }
 
     #[test]
     fn condition_shows_whose_pods_run_and_when_the_stored_ones_did() {
