@@ -16,6 +16,8 @@ const READ_AGAIN: Duration = Duration::from_secs(5);
 const READ_AGAIN_MAX: Duration = Duration::from_secs(80);
 /// The wait for a list of a server that knows this node again.
 const LIST_WAIT: Duration = Duration::from_secs(60);
+/// Within this time after its list of pods, a server has probably sent its services.
+const CLUSTER_WAIT: Duration = Duration::from_secs(60);
 
 /// Without an address the wait is so many times as long, from the start: it must not end before a slow DHCP
 /// server has responded, and a machine that never gets an address has pods, too.
@@ -321,10 +323,12 @@ impl Decider {
         vec![Effect::Entered(Phase::Held)]
     }
 
-    /// When a set that is held from now on is accepted.
+    /// When a set that is held from now on is accepted. Not before the services of its server can show that
+    /// it is another cluster.
     fn accept_time(&self, now: Instant) -> Option<Instant> {
+        let least = if self.cluster.is_some() { CLUSTER_WAIT } else { Duration::ZERO };
         let after = Some(self.accept_after).filter(|after| !after.is_zero());
-        after.and_then(|after| now.checked_add(after))
+        after.and_then(|after| now.checked_add(after.max(least)))
     }
 
     /// Does what is due. A set that was held long enough counts only after another read of the Node object:
@@ -588,6 +592,25 @@ mod tests {
             decider.node_read(NodeFact::Absent, now + HOUR);
             assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("own")), "{shown:?}");
         }
+    }
+
+    /// Its services come some seconds after its list of pods.
+    #[test]
+    fn short_time_until_acceptance_leaves_the_server_time_to_show_its_cluster() {
+        let now = Instant::now();
+        let short = Duration::from_secs(3);
+        let held = |cluster: Option<&str>, shown: Option<&str>| {
+            let decider = Decider::new(vec![pod("a")], Some("node".to_owned()), WAIT, short, now);
+            let mut decider = decider.with_cluster(cluster.map(str::to_owned));
+            // That of the server before.
+            decider.cluster_shown(shown, now);
+            decider.server_set(vec![pod("x")], true);
+            decider.node_read(NodeFact::Absent, now);
+            decider.held().and_then(|(_, until)| until)
+        };
+        assert_eq!(held(None, None), Some(now + short));
+        assert_eq!(held(Some("own"), None), Some(now + CLUSTER_WAIT));
+        assert_eq!(held(Some("own"), Some("own")), Some(now + CLUSTER_WAIT));
     }
 
     #[test]
