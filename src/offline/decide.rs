@@ -16,8 +16,11 @@ const READ_AGAIN: Duration = Duration::from_secs(5);
 const READ_AGAIN_MAX: Duration = Duration::from_secs(80);
 /// The wait for a list of a server that knows this node again.
 const LIST_WAIT: Duration = Duration::from_secs(60);
-/// Within this time after its list of pods, a server has probably sent its services.
+/// Within this time after its list of pods, a server has probably sent its services, and within this time
+/// after its services its list of pods.
 const CLUSTER_WAIT: Duration = Duration::from_secs(60);
+/// The wait after a read of the Node object that did not prove the cluster.
+const CLUSTER_AGAIN: Duration = Duration::from_secs(600);
 
 /// Without an address the wait is so many times as long, from the start: it must not end before a slow DHCP
 /// server has responded, and a machine that never gets an address has pods, too.
@@ -83,6 +86,10 @@ pub struct Decider {
     shown_cluster: Option<String>,
     /// `known` was accepted before the server showed its service: the first one belongs to it.
     awaits_cluster: bool,
+    /// When a read of the Node object is to prove that the cluster has made its service again.
+    cluster_due: Option<Instant>,
+    /// The read that goes on began for that.
+    is_cluster_read: bool,
     /// The newest set of the API server, while it does not count.
     offered: Option<Vec<Pod>>,
     /// The offered set began with a list after which the Node object was not read.
@@ -123,6 +130,8 @@ impl Decider {
             cluster: None,
             shown_cluster: None,
             awaits_cluster: false,
+            cluster_due: None,
+            is_cluster_read: false,
             offered: None,
             is_unchecked: false,
             was_online: false,
@@ -192,7 +201,7 @@ impl Decider {
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let wait = self.wait_until.filter(|_| self.phase == Phase::Undecided && self.has_stored_node);
-        [wait, self.accept_due(), self.read_due].into_iter().flatten().min()
+        [wait, self.accept_due(), self.read_due, self.cluster_due].into_iter().flatten().min()
     }
 
     /// When a held set is to be accepted: then the Node object is read once more. `None` while that goes
@@ -250,7 +259,15 @@ impl Decider {
     pub fn node_read(&mut self, fact: NodeFact, now: Instant) -> Vec<Effect> {
         self.is_reading = false;
         let is_stale = std::mem::take(&mut self.is_stale);
-        let Some(offered) = self.offered.take() else { return Vec::new() };
+        let is_own = matches!(&fact, NodeFact::Exists(uid) if Some(uid) == self.node.as_ref());
+        let is_cluster_read = std::mem::take(&mut self.is_cluster_read);
+        let Some(offered) = self.offered.take() else {
+            if is_cluster_read && is_own && !is_stale && self.is_other_cluster() {
+                self.cluster.clone_from(&self.shown_cluster);
+                self.cluster_due = None;
+            }
+            return Vec::new();
+        };
         if is_stale || fact == NodeFact::Unknown {
             self.offered = Some(offered);
             if is_stale {
@@ -263,7 +280,6 @@ impl Decider {
         }
         self.failed_reads = 0;
         let is_unchecked = std::mem::take(&mut self.is_unchecked);
-        let is_own = matches!(&fact, NodeFact::Exists(uid) if Some(uid) == self.node.as_ref());
         if is_own && is_unchecked {
             return self.accept(offered, Ground::Known);
         }
@@ -305,6 +321,7 @@ impl Decider {
         }
         let was_other = self.is_other_cluster();
         self.shown_cluster = uid.map(str::to_owned);
+        (self.cluster_due, self.is_cluster_read) = (None, false);
         if uid.is_some() {
             let is_first = std::mem::take(&mut self.awaits_cluster) || self.cluster.is_none();
             // Without pods there is nothing to lose: the list of another cluster would be accepted, too.
@@ -342,7 +359,29 @@ impl Decider {
         if is_due(self.read_due) || is_due(self.accept_due()) {
             effects.extend(self.read_node());
         }
+        effects.extend(self.check_cluster(now));
         effects
+    }
+
+    /// The server has another service of the cluster, and its set counts: there may be no complete list for
+    /// months, and after a loss of its data it must not be taken for another one. The Node object proves the
+    /// cluster, if the server was not another one only for a moment.
+    fn check_cluster(&mut self, now: Instant) -> Vec<Effect> {
+        if self.phase != Phase::Online || self.is_open() || !self.is_other_cluster() {
+            self.cluster_due = None;
+            return Vec::new();
+        }
+        let Some(due) = self.cluster_due else {
+            self.cluster_due = now.checked_add(CLUSTER_WAIT);
+            return Vec::new();
+        };
+        if due > now {
+            return Vec::new();
+        }
+        self.cluster_due = now.checked_add(CLUSTER_AGAIN);
+        // A read that goes on began before.
+        self.is_cluster_read = !self.is_reading;
+        self.read_node()
     }
 
     /// An order to accept the set that is held. `None`: none is.
@@ -692,6 +731,46 @@ mod tests {
         assert_eq!(moved.cluster(), Some("other"));
         moved.cluster_shown(None, now);
         assert_eq!(moved.cluster(), Some("other"), "the service was removed");
+    }
+
+    /// Otherwise the right server would count as another one after a loss of its data.
+    #[test]
+    fn service_that_is_made_again_while_its_pods_count_is_proved_by_the_node() {
+        let now = Instant::now();
+        let own = || NodeFact::Exists("node".to_owned());
+        let online = || {
+            let mut decider = start(&["a"], now).with_cluster(Some("own".to_owned()));
+            decider.server_set(vec![pod("a")], true);
+            decider.cluster_shown(Some("own"), now);
+            decider.cluster_shown(Some("again"), now);
+            assert!(decider.tick(now).is_empty());
+            assert_eq!((decider.due(), decider.cluster()), (Some(now + CLUSTER_WAIT), Some("own")));
+            decider
+        };
+        let later = now + CLUSTER_WAIT;
+        let mut decider = online();
+        assert_eq!(decider.tick(later), [Effect::ReadNode]);
+        assert!(decider.node_read(own(), later).is_empty() && decider.tick(later).is_empty());
+        assert_eq!((decider.due(), decider.cluster()), (None, Some("again")));
+        // Another server, or none.
+        for fact in [NodeFact::Absent, NodeFact::Unknown, NodeFact::Exists("other".to_owned())] {
+            let mut other = online();
+            assert_eq!(other.tick(later), [Effect::ReadNode]);
+            assert!(other.node_read(fact.clone(), later).is_empty() && other.tick(later).is_empty());
+            let again = Some(later + CLUSTER_AGAIN);
+            assert_eq!((other.due(), other.cluster()), (again, Some("own")), "{fact:?}");
+        }
+        // It was there for a moment only.
+        let mut moment = online();
+        moment.cluster_shown(Some("own"), now);
+        assert!(moment.tick(later).is_empty() && moment.due().is_none());
+        // A read that was made for another reason, and began earlier.
+        let mut early = online();
+        early.server_set(vec![pod("x")], true);
+        early.server_set(vec![pod("a")], false);
+        assert!(early.tick(later).is_empty());
+        early.node_read(own(), later);
+        assert_eq!(early.cluster(), Some("own"));
     }
 
     #[test]

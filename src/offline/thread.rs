@@ -342,7 +342,11 @@ impl Writer {
         let orders = std::mem::take(&mut self.offline.shared.state().orders);
         for order in orders {
             match order {
-                Effect::ReadNode => self.offline.shared.node_read((self.deps.read_node)(), Instant::now()),
+                Effect::ReadNode => {
+                    self.offline.shared.node_read((self.deps.read_node)(), Instant::now());
+                    // The Node object may have proved it.
+                    self.cluster_changed(now);
+                }
                 Effect::Entered(phase) => self.enter(phase, now),
                 Effect::UseStoredNode | Effect::Deliver(_) | Effect::Store { .. } => {}
             }
@@ -946,6 +950,29 @@ mod tests {
         fixture.offline().accept().unwrap();
         fixture.turns(1_000_100);
         assert_eq!(stored(fixture.offline()).as_deref(), Some("other"));
+    }
+
+    #[test]
+    fn uid_of_a_service_that_was_made_again_is_stored_when_the_node_proves_the_cluster() {
+        let shown = Arc::new(Mutex::new("own"));
+        let read = Arc::clone(&shown);
+        let deps = Deps {
+            cluster: Box::new(move || Some((*read.locked()).to_owned())),
+            read_node: Box::new(|| NodeFact::Exists("node".to_owned())),
+            ..testing::deps()
+        };
+        let mut fixture = Fixture::new(&["a"], deps);
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        *shown.locked() = "again";
+        let stored = |fixture: &Fixture| {
+            fixture.offline().read_json::<stored::Cluster>(&Key::cluster()).map(|cluster| cluster.uid)
+        };
+        fixture.turns(20);
+        assert_eq!(stored(&fixture).as_deref(), Some("own"));
+        fixture.turns(80);
+        fixture.turns(120);
+        assert_eq!(stored(&fixture).as_deref(), Some("again"));
     }
 
     #[test]
