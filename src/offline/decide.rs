@@ -416,7 +416,7 @@ impl Decider {
         // Its services come later than its list: what was shown last is that of the server that was held.
         let is_shown_before = ground == Ground::Known
             && self.is_other_cluster()
-            && (self.phase == Phase::Held || self.is_open());
+            && (self.phase == Phase::Held || self.is_open() || self.was_online);
         let before: BTreeMap<&PodUid, &Pod> = self.known.iter().map(|pod| (pod.uid(), pod)).collect();
         let version = |pod: &Pod| pod.object().metadata.resource_version.clone();
         let is_new = |pod: &&Pod| {
@@ -705,7 +705,16 @@ mod tests {
         open.server_set(vec![pod("x")], true);
         open.cluster_shown(Some("other"), now);
         open.server_set(vec![pod("a")], true);
-        for decider in [&mut by_pod, &mut by_node, &mut open] {
+        // The same, and the node was drained meanwhile.
+        let mut drained = start(&["a"], now).with_cluster(Some("own".to_owned()));
+        drained.server_set(vec![pod("a")], true);
+        drained.server_set(vec![pod("x")], true);
+        drained.node_read(NodeFact::Unknown, now);
+        drained.cluster_shown(Some("other"), now);
+        drained.server_set(vec![pod("b")], true);
+        drained.node_read(NodeFact::Exists("node".to_owned()), now);
+        assert_eq!(drained.known(), [pod("b")]);
+        for decider in [&mut by_pod, &mut by_node, &mut open, &mut drained] {
             assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("own")));
             decider.cluster_shown(Some("other"), now);
             decider.cluster_shown(Some("own"), now);
