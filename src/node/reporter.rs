@@ -334,7 +334,8 @@ impl Reporter {
         // An object that another client registers has that client's labels.
         let reconciled = (self.reconcile && self.settings.register)
             .then(|| compose::reconciled(&self.settings, facts, old, self.resets_devices));
-        let addresses = self.addresses(known_addresses(old));
+        let known = self.known_addresses(old);
+        let addresses = self.addresses(&known);
         let base = reconciled.as_ref().unwrap_or(old);
         let (new, events) = compose::refreshed(&self.settings, facts, addresses, base, timestamp);
         let ready = is_ready(&new);
@@ -372,15 +373,21 @@ impl Reporter {
     /// Finds the addresses of this machine, also while the API server is away: pods on the host's network
     /// have them, and the serving certificate.
     fn find_addresses(&mut self) {
-        let object = self.watch.object();
-        let shown = object.as_deref().map(known_addresses).unwrap_or_default();
-        // The machine may be back where the object's addresses are from: those found last are the former
-        // ones. A cloud controller's are in the object only.
-        let own = if self.settings.external_cloud { Vec::new() } else { self.watch.own_addresses() };
+        let object = self.watch.object().unwrap_or_default();
+        let known = self.known_addresses(&object);
         // Without any, as while the link is down, the last ones stay.
-        if let Some(found) = self.addresses(if own.is_empty() { shown } else { &own }) {
-            self.watch.set_addresses(if found == shown { Vec::new() } else { found });
+        if let Some(found) = self.addresses(&known) {
+            let is_shown = found == shown_addresses(&object);
+            self.watch.set_addresses(if is_shown { Vec::new() } else { found });
         }
+    }
+
+    /// The addresses that the node had: those of the object while the machine has them, else those that were
+    /// found last. A cloud controller's are in the object only.
+    fn known_addresses(&self, object: &Node) -> Vec<NodeAddress> {
+        let shown = shown_addresses(object);
+        let own = if self.settings.external_cloud { Vec::new() } else { self.watch.own_addresses() };
+        if own.is_empty() || self.sensors.has_internal(shown) { shown.to_vec() } else { own }
     }
 
     /// The node's addresses, which had those in `known`; `None` if they are unknown: it then keeps these.
@@ -456,7 +463,7 @@ impl Reporter {
 }
 
 /// `status.addresses`.
-fn known_addresses(node: &Node) -> &[NodeAddress] {
+fn shown_addresses(node: &Node) -> &[NodeAddress] {
     node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::addresses::{AddressError, KernelNetwork, addresses};
+use super::addresses::{AddressError, KernelNetwork, addresses, has_internal};
 use super::compose::{Image, NodeStatusInputs, OfflineCondition, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
@@ -34,12 +34,14 @@ pub trait Sensors {
     fn end_with(&mut self, stop: &StopToken);
     /// Reads all facts for one status.
     fn facts(&mut self) -> NodeStatusInputs;
-    /// The node's addresses; `known` are those that the object has.
+    /// The node's addresses; `known` are those that it had.
     ///
     /// # Errors
     /// Why there are none; the object then keeps its own.
     fn addresses(&self, settings: &Settings, known: &[NodeAddress])
     -> Result<Vec<NodeAddress>, AddressError>;
+    /// Whether the machine has one of these internal addresses now.
+    fn has_internal(&self, known: &[NodeAddress]) -> bool;
     /// The volumes in use of the facts with this number are stored in the object, which has these.
     fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>);
     /// The cluster gave this node address ranges for its pods.
@@ -183,6 +185,10 @@ impl Sensors for Host {
             certificates.set_addresses(found);
         }
         found
+    }
+
+    fn has_internal(&self, known: &[NodeAddress]) -> bool {
+        has_internal(known, &KernelNetwork)
     }
 
     fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>) {
