@@ -428,6 +428,19 @@ fn expired_version_causes_a_new_list() {
     assert_eq!(next(&changes), "+d");
 }
 
+/// A list would be another large request.
+#[test]
+fn busy_server_that_ends_a_streaming_list_gets_no_other_list() {
+    let api = FakeApi::start();
+    api.put(&format!("{PODS}/a"), pod("n1"));
+    let busy =
+        json!({"type": "ERROR", "object": {"kind": "Status", "code": 429, "reason": "TooManyRequests"}});
+    api.fault(Fault::once("GET", "watch=true", FaultResponse::Lines(vec![busy.to_string()])));
+    let (_running, changes) = reflect(&api.client());
+    assert_eq!(next(&changes), "=a");
+    assert!(api.received().iter().all(|request| request.is_watch()), "{:#?}", api.received());
+}
+
 /// Its versions restart at small numbers, so that a watch from an old version would be silent for
 /// long.
 #[test]

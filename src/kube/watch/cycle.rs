@@ -139,6 +139,11 @@ impl<'a, S> Reflector<'a, S> {
                     return Ok(stream);
                 }
                 Err(error) if expired(&error) && !version.is_empty() => self.version_unavailable = true,
+                // A list would be another large request to a busy server.
+                Err(error) if error.status() == Some(429) => {
+                    self.count_failure(&error);
+                    self.step(stream.moment, backoff)?;
+                }
                 Err(error) => return Err(error),
                 // The stream ended before all objects were sent: start again.
                 Ok(None) => {
