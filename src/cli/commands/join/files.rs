@@ -22,7 +22,7 @@ use super::refusal::{Reason, Refusal};
 /// The largest file that is read.
 pub(super) const MAX_BYTES: u64 = 1024 * 1024;
 
-/// The first line of the drop-in, by which it is recognized after `install --offline` has changed it.
+/// The first line of the drop-in, by which it is recognized after a change.
 pub(super) const HEADER: &str = "# Written by coracle join, and removed by coracle leave.";
 
 /// Where the files are.

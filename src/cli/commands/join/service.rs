@@ -59,8 +59,8 @@ fn flags(paths: &Paths) -> Vec<String> {
     flags
 }
 
-/// The drop-in. `packaging/install --offline` adds its flag in the line of `ExecStart`. As with the
-/// drop-in of kubeadm, flags of the operator are in `/etc/default/kubelet`.
+/// The drop-in. As with that of kubeadm, flags of the operator are in `/etc/default/kubelet`;
+/// `packaging/install --offline` adds its flag there.
 pub(super) fn drop_in(program: &Path, paths: &Paths) -> String {
     format!(
         "{HEADER}\n[Service]\nEnvironmentFile=-{}\nEnvironmentFile=-{EXTRA}\nExecStart=\n\
