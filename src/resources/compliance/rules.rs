@@ -15,7 +15,9 @@ type Rule = (&'static str, &'static str, fn(&NodeFacts) -> Finding);
 /// (version 2); the titles are ours.
 const RULES: &[Rule] = &[
     ("4.1.1", "the files that start the agent have at most mode 600", |node| {
-        modes(&node.files.services, 0o600, NO_SERVICE)
+        // OpenRC runs no script that is not executable.
+        let has_script = node.files.services.iter().any(|file| file.path.ends_with("init.d/coracle"));
+        modes(&node.files.services, if has_script { 0o700 } else { 0o600 }, NO_SERVICE)
     }),
     ("4.1.2", "the files that start the agent belong to root:root", |node| {
         owners(&node.files.services, NO_SERVICE)

@@ -247,6 +247,16 @@ fn evidence_names_the_origin_of_a_value() {
 }
 
 #[test]
+fn script_of_openrc_stays_executable() {
+    let mut node = hardened();
+    node.files.services = file("/etc/init.d/coracle", 0o755, 0);
+    let found = result(&node, "4.1.1");
+    assert_eq!((found.standing, &*found.fix), (RuleStatus::Fail, "run chmod 700 /etc/init.d/coracle"));
+    node.files.services = file("/etc/init.d/coracle", 0o700, 0);
+    assert_eq!(result(&node, "4.1.1").standing, RuleStatus::Pass);
+}
+
+#[test]
 fn absent_files_do_not_apply_and_unreadable_ones_are_for_a_person() {
     let mut node = hardened();
     node.files = NodeFiles::default();
