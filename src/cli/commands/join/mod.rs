@@ -288,7 +288,7 @@ impl Attempt<'_, '_> {
     fn show_command(&mut self, plan: &FilePlan) {
         let flags = plan.files.iter().find(|(file, _)| file.path == self.paths.flags());
         let flags = flags.map_or("", |(file, _)| file.content.as_str());
-        let program = service::program(|path| Path::new(path).exists());
+        let program = service::program(None, |path| Path::new(path).exists());
         let line = service::command_line(&program, self.paths, flags);
         self.progress("start: the files are there; start the agent with this command:");
         self.progress(format!("  {line}"));
@@ -381,7 +381,7 @@ fn planned(
         public(paths.flags(), flags),
     ];
     if uses_systemd {
-        let program = service::program(|path| Path::new(path).exists());
+        let program = service::program(service::unit().as_deref(), |path| Path::new(path).exists());
         // As the unit that coracle installs.
         let content = service::drop_in(&program, paths);
         files.push(PlannedFile { path: paths.drop_in(), content, mode: 0o600, is_secret: false });

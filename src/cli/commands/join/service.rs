@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::util::child::{self, Limits};
 use crate::util::stop::StopToken;
 
-use super::files::{HEADER, Paths};
+use super::files::{self, HEADER, Paths};
 use super::refusal::{Reason, Refusal};
 
 const UNIT: &str = "coracle.service";
@@ -37,9 +37,25 @@ pub(super) fn has_unit() -> bool {
     UNIT_DIRECTORIES.iter().any(|directory| Path::new(directory).join(UNIT).exists())
 }
 
-/// The program for the unit: an installed one, else this one.
-pub(super) fn program(exists: impl Fn(&str) -> bool) -> PathBuf {
-    match PROGRAMS.into_iter().find(|path| exists(path)) {
+/// The text of the unit of the agent that counts. An unreadable one is none.
+pub(super) fn unit() -> Option<String> {
+    let read = |directory: &&str| files::read(&Path::new(directory).join(UNIT)).ok().flatten();
+    let bytes = UNIT_DIRECTORIES.iter().find_map(read)?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The program that a unit starts.
+fn program_of(unit: &str) -> Option<&str> {
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="))?;
+    // A path may have prefixes (systemd.service(5)).
+    Some(line.split_whitespace().next()?.trim_start_matches(['-', '@', ':', '+', '!', '|']))
+}
+
+/// The program of the agent: that of its unit, which a package replaces in an upgrade; else an installed
+/// one, else this one. `unit`: its text.
+pub(super) fn program(unit: Option<&str>, exists: impl Fn(&str) -> bool) -> PathBuf {
+    let started = unit.and_then(program_of);
+    match started.into_iter().chain(PROGRAMS).find(|path| path.starts_with('/') && exists(path)) {
         Some(installed) => PathBuf::from(installed),
         None => std::env::current_exe().unwrap_or_else(|_| PathBuf::from("coracle")),
     }
@@ -160,8 +176,19 @@ mod tests {
 
     #[test]
     fn installed_program_comes_before_this_one() {
-        assert_eq!(program(|path| path == "/usr/bin/coracle"), Path::new("/usr/bin/coracle"));
-        assert_eq!(program(|_| true), Path::new("/usr/local/bin/coracle"));
-        assert_eq!(program(|_| false), std::env::current_exe().unwrap());
+        assert_eq!(program(None, |path| path == "/usr/bin/coracle"), Path::new("/usr/bin/coracle"));
+        assert_eq!(program(None, |_| true), Path::new("/usr/local/bin/coracle"));
+        assert_eq!(program(None, |_| false), std::env::current_exe().unwrap());
+    }
+
+    #[test]
+    fn program_of_the_unit_comes_before_another_installation() {
+        let unit = "[Service]\nEnvironmentFile=-/e\nExecStart=-/usr/bin/coracle $CORACLE_ARGS\n";
+        assert_eq!(program(Some(unit), |_| true), Path::new("/usr/bin/coracle"));
+        let gone = program(Some(unit), |path| path != "/usr/bin/coracle");
+        assert_eq!(gone, Path::new("/usr/local/bin/coracle"));
+        for other in ["", "[Service]\nExecStart=\n", "[Service]\nExecStart=coracle\n"] {
+            assert_eq!(program(Some(other), |_| true), Path::new("/usr/local/bin/coracle"), "{other}");
+        }
     }
 }
