@@ -73,6 +73,7 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::local::OPTIONS_OF_COMMANDS;
 
     #[test]
     fn help_shows_flags_commands_and_exit_codes() {
@@ -82,5 +83,18 @@ mod tests {
         }
         assert!(version().starts_with("coracle "));
         assert!(command("logs").contains("logs POD") && !command("logs").contains("pods [-o"));
+    }
+
+    #[test]
+    fn help_of_join_and_leave_names_each_of_their_options() {
+        for name in ["join", "leave"] {
+            let (_, options) = OPTIONS_OF_COMMANDS.iter().find(|(known, _)| *known == name).unwrap();
+            let help = command(name);
+            for option in *options {
+                let is_named =
+                    help.split(['[', ']', ' ', '|', '\n']).any(|word| word == format!("--{option}"));
+                assert!(is_named, "{name} --{option}: {help}");
+            }
+        }
     }
 }

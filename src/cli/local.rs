@@ -356,7 +356,8 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     (
         "join",
-        "join HOST:PORT --token ID.SECRET --discovery-token-ca-cert-hash sha256:HASH \
+        "join HOST:PORT --token ID.SECRET \
+         --discovery-token-ca-cert-hash sha256:HASH|--discovery-token-unsafe-skip-ca-verification \
          [--tls-bootstrap-token ID.SECRET] [--token-file FILE] [--node-name NAME] [--node-ip IP,...] \
          [--node-labels KEY=VALUE,...] [--cri-socket SOCKET] [--config FILE] [--root-dir DIR] \
          [--kubernetes-dir DIR] [--ignore-preflight-errors CHECK,...] [--timeout DURATION] [--no-start] \
