@@ -17,11 +17,7 @@ use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
 use super::{drain, exit, preflight, progress, service, step};
 
-pub(crate) fn run(
-    client: &Client,
-    console: &mut Console<'_>,
-    options: &LeaveOptions,
-) -> Outcome {
+pub(crate) fn run(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> Outcome {
     Ok(exit("leave", leave(client, console, options)))
 }
 
