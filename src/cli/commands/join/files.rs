@@ -152,15 +152,19 @@ pub(super) enum Action {
     Replace,
     /// It has this content.
     Keep,
+    /// It has this content, but another owner, or more rights for others.
+    Repair,
     /// It is not from `join`, and has another content.
     Refuse,
 }
 
-/// Decides about a file. `present`: its content. `is_own`: whether `join` wrote that.
-fn decide(file: &PlannedFile, present: Option<&[u8]>, is_own: bool) -> Action {
+/// Decides about a file. `present`: its content. `is_own`: whether `join` wrote that. `is_safe`: whether it
+/// has the owner and the mode.
+fn decide(file: &PlannedFile, present: Option<&[u8]>, is_own: bool, is_safe: bool) -> Action {
     match present {
         None => Action::Create,
-        Some(present) if present == file.content.as_bytes() => Action::Keep,
+        Some(present) if present == file.content.as_bytes() && is_safe => Action::Keep,
+        Some(present) if present == file.content.as_bytes() => Action::Repair,
         Some(_) if is_own => Action::Replace,
         Some(_) => Action::Refuse,
     }
@@ -192,7 +196,8 @@ pub(super) fn plan(
         check_place(&file.path)?;
         let present = read(&file.path)?;
         let is_own = present.as_deref().is_some_and(|present| before.has_written(&file.path, present));
-        let action = decide(&file, present.as_deref(), is_own);
+        let is_safe = fs::metadata(&file.path).is_ok_and(|found| is_safe(&found, file.mode));
+        let action = decide(&file, present.as_deref(), is_own, is_safe);
         match action {
             Action::Refuse => {
                 let text = format!("{} has a content that coracle join did not write", file.path.display());
@@ -200,8 +205,8 @@ pub(super) fn plan(
                 return Err(Refusal::new(Reason::FileInTheWay, text, advice));
             }
             // A file that was there before stays when the node leaves.
-            Action::Keep if !is_own => {}
-            Action::Create | Action::Replace | Action::Keep => {
+            Action::Keep | Action::Repair if !is_own => {}
+            Action::Create | Action::Replace | Action::Keep | Action::Repair => {
                 record.files.insert(file.path.clone(), sha256_hex(file.content.as_bytes()));
                 match present.filter(|_| action == Action::Replace) {
                     Some(present) => record.former.insert(file.path.clone(), sha256_hex(&present)),
@@ -227,6 +232,12 @@ fn check_place(path: &Path) -> Result<(), Refusal> {
         return Err(Refusal::new(Reason::UnsafeDirectory, text, advice));
     }
     Ok(())
+}
+
+/// Whether a file belongs to root or this user, and permits nothing that `mode` does not.
+fn is_safe(found: &fs::Metadata, mode: u32) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    (found.uid() == 0 || found.uid() == own) && found.mode() & 0o7777 & !mode == 0
 }
 
 /// Whether only root and this user write in a directory.
@@ -265,7 +276,7 @@ fn write_all(plan: &FilePlan, paths: &Paths, created: &mut Vec<PathBuf>) -> Resu
         created.push(paths.record());
     }
     for (file, action) in &plan.files {
-        if matches!(action, Action::Create | Action::Replace) {
+        if matches!(action, Action::Create | Action::Replace | Action::Repair) {
             write_file(&file.path, file.content.as_bytes(), file.mode)?;
             if *action == Action::Create {
                 created.push(file.path.clone());
@@ -395,14 +406,32 @@ mod tests {
     #[test]
     fn present_file_is_replaced_only_if_it_is_of_join() {
         let planned = file("/f".into(), "new");
-        for (present, is_own, expected) in [
-            (None, false, Action::Create),
-            (Some("new"), false, Action::Keep),
-            (Some("old"), true, Action::Replace),
-            (Some("old"), false, Action::Refuse),
+        for (present, is_own, is_safe, expected) in [
+            (None, false, false, Action::Create),
+            (Some("new"), false, true, Action::Keep),
+            (Some("new"), false, false, Action::Repair),
+            (Some("old"), true, true, Action::Replace),
+            (Some("old"), false, true, Action::Refuse),
         ] {
-            assert_eq!(decide(&planned, present.map(str::as_bytes), is_own), expected, "{present:?}");
+            assert_eq!(
+                decide(&planned, present.map(str::as_bytes), is_own, is_safe),
+                expected,
+                "{present:?}"
+            );
         }
+    }
+
+    #[test]
+    fn equal_file_that_others_may_read_gets_its_mode_and_stays_foreign() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        write_file(&paths.bootstrap(), b"secret", 0o644).unwrap();
+        let secret = PlannedFile { mode: 0o600, is_secret: true, ..file(paths.bootstrap(), "secret") };
+        let plan = plan(vec![secret], None, Record::default()).unwrap();
+        assert_eq!(plan.files[0].1, Action::Repair);
+        write(&plan, &paths).unwrap();
+        assert_eq!(fs::metadata(paths.bootstrap()).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert!(plan.record.files.is_empty() && !created(&plan, &paths).contains(&paths.bootstrap()));
     }
 
     #[test]
