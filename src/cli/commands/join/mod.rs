@@ -149,6 +149,12 @@ impl Attempt<'_, '_> {
                 }
             }
             Course::Begin => {
+                if uses_systemd {
+                    step(
+                        "preflight",
+                        preflight::check_drop_in(service::later_drop_in(paths), &options.ignored),
+                    )?;
+                }
                 let found = self.find(&node)?;
                 if let Some(record) = &record {
                     step("preflight", preflight::check_server(record, &found.cluster.server))?;

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::resources::preflight::{CheckLine, CheckStatus};
 
@@ -91,6 +91,15 @@ pub(super) fn check_server(record: &Record, server: &str) -> Result<(), Refusal>
     }
     let known = &record.server;
     Err(other_cluster(format!("this machine has joined, or has begun to join, {known}, and not {server}")))
+}
+
+/// Refuses a drop-in with which the agent would not have the flags of the node. `later`: its path.
+pub(super) fn check_drop_in(later: Option<PathBuf>, ignored: &[String]) -> Result<(), Refusal> {
+    let Some(path) = later.filter(|_| !is_ignored(ignored, "drop-in")) else { return Ok(()) };
+    let text = format!("{} sets the ExecStart of coracle.service in the place of join", path.display());
+    let advice = "remove it, or move its flags into KUBELET_EXTRA_ARGS in /etc/default/kubelet; with the flags \
+                  of a node of this cluster, --ignore-preflight-errors drop-in accepts it";
+    Err(Refusal::new(Reason::FileInTheWay, text, advice))
 }
 
 /// Whether the operator has accepted that a check fails.
@@ -227,6 +236,16 @@ mod tests {
         assert_eq!(check_server(&record, "https://a:1"), Ok(()));
         let refused = check_server(&record, "https://b:1").unwrap_err();
         assert_eq!(refused.code, Reason::OtherCluster.code());
+    }
+
+    #[test]
+    fn drop_in_that_overrides_join_is_named_unless_it_is_accepted() {
+        let path = || Some(PathBuf::from("/u/take-over.conf"));
+        let refused = check_drop_in(path(), &[]).unwrap_err();
+        assert!(refused.text.contains("/u/take-over.conf"), "{}", refused.text);
+        assert_eq!(refused.code, Reason::FileInTheWay.code());
+        assert_eq!(check_drop_in(path(), &["drop-in".to_owned()]), Ok(()));
+        assert_eq!(check_drop_in(None, &[]), Ok(()));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The unit of the agent: a drop-in with the flags of a node of a cluster, as the one of kubeadm for the
 //! unit `kubelet`, and systemctl.
 
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -115,9 +118,45 @@ pub(super) fn is_enabled() -> bool {
     systemctl(&["is-enabled", UNIT]).is_ok()
 }
 
-/// Whether the unit runs.
+/// Whether the unit runs, or is being started: that takes until the node has its certificate.
 pub(super) fn is_active() -> bool {
-    systemctl(&["is-active", UNIT]).is_ok()
+    systemctl(&["show", "--property=ActiveState", UNIT]).is_ok_and(|property| is_started(&property))
+}
+
+/// `property`: the output of systemctl(1).
+fn is_started(property: &str) -> bool {
+    matches!(
+        property.trim().strip_prefix("ActiveState="),
+        Some("active" | "activating" | "reloading" | "refreshing")
+    )
+}
+
+/// The drop-in with the arguments of the agent that counts in the place of the one of `join`, if there is
+/// one: of all directories the last name wins, and a name counts in the first directory that has it
+/// (systemd.unit(5)).
+pub(super) fn later_drop_in(paths: &Paths) -> Option<PathBuf> {
+    let mut directories = vec![paths.units_dir.clone(), PathBuf::from(SYSTEMD)];
+    directories.extend(UNIT_DIRECTORIES.into_iter().map(PathBuf::from));
+    last_drop_in(&directories, paths.drop_in().file_name()?)
+}
+
+fn last_drop_in(directories: &[PathBuf], own: &OsStr) -> Option<PathBuf> {
+    let mut later: BTreeMap<OsString, PathBuf> = BTreeMap::new();
+    for directory in directories {
+        let entries = fs::read_dir(directory.join(format!("{UNIT}.d"))).into_iter().flatten().flatten();
+        for entry in entries {
+            let (name, path) = (entry.file_name(), entry.path());
+            if name.as_os_str() > own && path.extension().is_some_and(|extension| extension == "conf") {
+                later.entry(name).or_insert(path);
+            }
+        }
+    }
+    let sets_arguments = |path: &PathBuf| {
+        let text = files::read(path).ok().flatten().unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        text.lines().filter_map(|line| line.split_once('=')).any(|(name, _)| name.trim() == "ExecStart")
+    };
+    later.into_values().rev().find(sets_arguments)
 }
 
 /// Reads the drop-in, and starts the agent, now and with the machine.
@@ -163,6 +202,46 @@ mod tests {
             ExecStart=/usr/local/bin/coracle --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
         "#]]
         .assert_eq(&drop_in(Path::new("/usr/local/bin/coracle"), &paths("/var/lib/kubelet")));
+    }
+
+    #[test]
+    fn unit_that_is_being_started_is_not_started_again() {
+        for (state, expected) in [
+            ("active", true),
+            ("activating", true),
+            ("reloading", true),
+            ("inactive", false),
+            ("failed", false),
+        ] {
+            assert_eq!(is_started(&format!("ActiveState={state}\n")), expected, "{state}");
+        }
+        assert!(!is_started(""));
+    }
+
+    #[test]
+    fn drop_in_that_overrides_the_arguments_of_join_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let [etc, usr] = ["etc", "usr"].map(|name| dir.path().join(name));
+        let write = |root: &Path, name: &str, text: &str| {
+            let path = root.join("coracle.service.d").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let found = || last_drop_in(&[etc.clone(), usr.clone()], OsStr::new("10-join.conf"));
+        for (name, text) in [
+            ("05-early.conf", "[Service]\nExecStart=/x\n"),
+            ("10-join.conf", "[Service]\nExecStart=/own\n"),
+            ("20-nice.conf", "[Service]\nNice=5\n#ExecStart=/x\nExecStartPre=/x\n"),
+            ("take-over.conf.bak", "[Service]\nExecStart=/x\n"),
+        ] {
+            write(&etc, name, text);
+        }
+        assert_eq!(found(), None);
+        let take_over = write(&usr, "take-over.conf", "[Service]\nExecStart =\nExecStart=/x\n");
+        assert_eq!(found(), Some(take_over));
+        write(&etc, "take-over.conf", "");
+        assert_eq!(found(), None, "the name counts in the first directory");
     }
 
     #[test]
