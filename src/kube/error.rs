@@ -24,7 +24,14 @@ struct Note(String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
     /// An error response.
-    Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
+    Status {
+        code: u16,
+        reason: String,
+        message: String,
+        retry_after: Option<Duration>,
+        /// A cause says that the namespace is being deleted.
+        is_namespace_ending: bool,
+    },
     /// No response.
     Transport { url: String, error: DialError },
     /// The request or the response is not an object of the expected kind.
@@ -97,11 +104,13 @@ impl ApiError {
             }
             text => format!("the server responded with {code}: {text}"),
         });
-        let seconds_of_details =
-            status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
+        let details = status.and_then(|status| status.details).unwrap_or_default();
+        let seconds_of_details = details.retry_after_seconds;
         let retry_after =
             retry_after.or(seconds_of_details.filter(|seconds| *seconds > 0).map(Duration::from_secs));
-        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after })
+        let mut causes = details.causes.iter().flatten();
+        let is_namespace_ending = causes.any(|cause| cause.reason.as_deref() == Some(NAMESPACE_TERMINATING));
+        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after, is_namespace_ending })
     }
 
     /// An ERROR event of a watch.
@@ -118,7 +127,8 @@ impl ApiError {
             false => reason,
         };
         let retry_after = details.retry_after_seconds.map(Duration::from_secs);
-        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after })
+        let is_namespace_ending = false;
+        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after, is_namespace_ending })
     }
 
     pub(super) fn transport(attempt: String, url: String, error: DialError) -> ApiError {
@@ -153,9 +163,23 @@ impl ApiError {
     #[cfg(test)]
     #[must_use]
     pub fn for_test(code: u16, reason: &str, message: &str) -> ApiError {
-        let cause =
-            Cause::Status { code, reason: reason.to_owned(), message: message.to_owned(), retry_after: None };
+        let cause = Cause::Status {
+            code,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            retry_after: None,
+            is_namespace_ending: false,
+        };
         ApiError::new("test".to_owned(), cause)
+    }
+
+    /// For tests of other rooms: a request in a namespace that is being deleted.
+    #[cfg(test)]
+    #[must_use]
+    pub fn for_test_namespace_ending() -> ApiError {
+        let body = br#"{"kind":"Status","code":403,"reason":"Forbidden","message":"m",
+            "details":{"causes":[{"reason":"NamespaceTerminating"}]}}"#;
+        ApiError::from_response("test".to_owned(), 403, body, None)
     }
 
     /// For tests of other rooms: the client was shut down.
@@ -226,6 +250,11 @@ impl ApiError {
         self.reason() == "Forbidden"
     }
 
+    /// The server refuses the request because the namespace is being deleted (Go: `HasStatusCause`).
+    pub fn is_namespace_ending(&self) -> bool {
+        matches!(&self.cause, Cause::Status { is_namespace_ending: true, .. })
+    }
+
     /// The resource version is too old, or the object no longer exists.
     pub fn is_gone(&self) -> bool {
         matches!(self.reason(), "Gone" | "Expired")
@@ -267,6 +296,9 @@ impl ApiError {
     }
 }
 
+/// The reason of a cause (Go: api/core/v1 `NamespaceTerminatingCause`).
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+
 /// The default reason of a status without a reason.
 fn reason_of(code: u16) -> &'static str {
     match code {
@@ -295,6 +327,13 @@ mod tests {
 
     fn error_for(code: u16, body: &str) -> ApiError {
         ApiError::from_response("get pods \"ns/p\"".to_owned(), code, body.as_bytes(), None)
+    }
+
+    #[test]
+    fn namespace_that_is_being_deleted_is_a_cause_and_not_each_forbidden_response() {
+        assert!(ApiError::for_test_namespace_ending().is_namespace_ending());
+        assert!(ApiError::for_test_namespace_ending().is_forbidden());
+        assert!(!error_for(403, r#"{"kind":"Status","reason":"Forbidden"}"#).is_namespace_ending());
     }
 
     #[test]
