@@ -50,7 +50,8 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
     let uses_systemd = Path::new(service::SYSTEMD).exists() && record.has_drop_in(&paths);
     if let Some(kubeconfig) = &options.drain {
         // The agent ends the pods, so it still runs.
-        drain::drain(kubeconfig, &record.node, options.timeout, &mut |line| progress(console, line))?;
+        let own = paths.kubeconfig();
+        drain::drain(kubeconfig, &record, &own, options.timeout, &mut |line| progress(console, line))?;
     }
     if uses_systemd && paths.drop_in().exists() {
         progress(console, "stop: stopping coracle.service; containers keep running");
