@@ -97,6 +97,10 @@ pub(super) struct Record {
     /// The same of the content that an interrupted `join` has not replaced yet.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub former: BTreeMap<PathBuf, String>,
+    /// The same of files with the names of those that the agent makes, which were there before the first
+    /// `join`. They stay unless the agent has replaced them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub earlier: BTreeMap<PathBuf, String>,
 }
 
 impl Record {
@@ -104,6 +108,12 @@ impl Record {
     /// machine, with other directories, may have it.
     pub(super) fn has_drop_in(&self, paths: &Paths) -> bool {
         self.files.contains_key(&paths.drop_in())
+    }
+
+    /// Whether a file is as it was before the first `join`.
+    fn is_earlier(&self, path: &Path) -> Result<bool, Refusal> {
+        let Some(digest) = self.earlier.get(path) else { return Ok(false) };
+        Ok(read(path)?.is_some_and(|content| sha256_hex(&content) == *digest))
     }
 
     /// Whether `join` wrote this content of a file.
@@ -192,6 +202,9 @@ pub(super) fn plan(
     let before = before.cloned().unwrap_or_default();
     record.files.clone_from(&before.files);
     record.former.clone_from(&before.former);
+    if had_record {
+        record.earlier.clone_from(&before.earlier);
+    }
     for file in files {
         check_place(&file.path)?;
         let present = read(&file.path)?;
@@ -313,6 +326,8 @@ pub(super) enum Removal {
     Remove(PathBuf),
     /// It was changed after `join`.
     Changed(PathBuf),
+    /// It was there before `join`.
+    Earlier(PathBuf),
 }
 
 /// The files that `leave` removes: those of the record that are as `join` wrote them, and those that the
@@ -325,9 +340,16 @@ pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, R
         removals.push(if is_own { Removal::Remove(path) } else { Removal::Changed(path) });
     }
     removals.extend(temporary(&paths.bootstrap()).into_iter().map(Removal::Remove));
-    if fs::symlink_metadata(paths.kubeconfig()).is_ok() {
-        removals.push(Removal::Remove(paths.kubeconfig()));
+    for path in of_agent(paths) {
+        let is_earlier = record.is_earlier(&path)?;
+        removals.push(if is_earlier { Removal::Earlier(path) } else { Removal::Remove(path) });
     }
+    removals.push(Removal::Remove(paths.record()));
+    Ok(removals)
+}
+
+/// The files with the names of those that the agent makes for a cluster.
+fn of_agent(paths: &Paths) -> Vec<PathBuf> {
     let mut certificates = Vec::new();
     if let Ok(entries) = fs::read_dir(paths.certificates()) {
         for entry in entries.flatten().filter(|entry| is_certificate(&entry.file_name().to_string_lossy())) {
@@ -335,9 +357,19 @@ pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, R
         }
     }
     certificates.sort();
-    removals.extend(certificates.into_iter().map(Removal::Remove));
-    removals.push(Removal::Remove(paths.record()));
-    Ok(removals)
+    let kubeconfig = Some(paths.kubeconfig()).filter(|path| fs::symlink_metadata(path).is_ok());
+    kubeconfig.into_iter().chain(certificates).collect()
+}
+
+/// The digests of such files before the first `join`, for [`Record::earlier`].
+pub(super) fn earlier(paths: &Paths) -> Result<BTreeMap<PathBuf, String>, Refusal> {
+    let mut digests = BTreeMap::new();
+    for path in of_agent(paths) {
+        if let Some(content) = read(&path)? {
+            digests.insert(path, sha256_hex(&content));
+        }
+    }
+    Ok(digests)
 }
 
 /// The names of the agent's certificates and keys (Go: client-go util/certificate, kubelet/certificate).
@@ -521,6 +553,36 @@ mod tests {
                 Removal::Remove(paths.config()),
                 Removal::Remove(pki.join("kubelet-client-current.pem")),
                 Removal::Remove(pki.join("kubelet-client.key.tmp")),
+                Removal::Remove(pki.join("kubelet.key")),
+                Removal::Remove(paths.record()),
+            ]
+        );
+    }
+
+    #[test]
+    fn certificates_that_were_there_before_the_join_stay_unless_the_agent_replaced_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let pki = paths.certificates();
+        fs::create_dir_all(&pki).unwrap();
+        for name in ["kubelet.crt", "kubelet.key"] {
+            fs::write(pki.join(name), "earlier").unwrap();
+        }
+        let record = Record { earlier: earlier(&paths).unwrap(), ..Record::default() };
+        let first = plan(both(&paths, "a\n"), None, record).unwrap();
+        write(&first, &paths).unwrap();
+        fs::write(pki.join("kubelet.key"), "of the agent").unwrap();
+        fs::write(pki.join("kubelet-client-1.pem"), "of the agent").unwrap();
+        // The same command again.
+        let record = Record { earlier: earlier(&paths).unwrap(), ..Record::default() };
+        let second = plan(both(&paths, "a\n"), read_record(&paths).unwrap().as_ref(), record).unwrap();
+        write(&second, &paths).unwrap();
+        let removals = removals(&read_record(&paths).unwrap().unwrap(), &paths).unwrap();
+        assert_eq!(
+            removals[2..],
+            [
+                Removal::Remove(pki.join("kubelet-client-1.pem")),
+                Removal::Earlier(pki.join("kubelet.crt")),
                 Removal::Remove(pki.join("kubelet.key")),
                 Removal::Remove(paths.record()),
             ]

@@ -88,6 +88,9 @@ fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
         Removal::Changed(path) => {
             progress(console, format!("files: {} was changed after coracle join, and stays", path.display()));
         }
+        Removal::Earlier(path) => {
+            progress(console, format!("files: {} was there before coracle join, and stays", path.display()));
+        }
     }
 }
 

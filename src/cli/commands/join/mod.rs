@@ -165,6 +165,7 @@ impl Attempt<'_, '_> {
                     node: node.clone(),
                     enabled: record.as_ref().is_some_and(|record| record.enabled)
                         || (uses_systemd && !options.dry_run && !service::is_enabled()),
+                    earlier: step("files", files::earlier(paths))?,
                     ..Record::default()
                 };
                 let files = planned(&found, options, paths, (node.as_str(), host.as_str()), uses_systemd);
