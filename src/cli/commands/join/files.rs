@@ -302,12 +302,16 @@ fn write_all(plan: &FilePlan, paths: &Paths, created: &mut Vec<PathBuf>) -> Resu
 /// Writes the record, for root only.
 pub(super) fn write_record(record: &Record, paths: &Paths) -> Result<(), Refusal> {
     let path = paths.record();
-    // As kubeadm makes it; the directories of other files are readable.
-    disk_writes::make_directories(&paths.root_dir, 0o700)
-        .map_err(|error| Refusal::file("make", &paths.root_dir, &error))?;
+    make_root(paths)?;
     let text = serde_json::to_string_pretty(record)
         .map_err(|error| Refusal::file("write", &path, &std::io::Error::other(error)))?;
     write_file(&path, format!("{text}\n").as_bytes(), 0o600)
+}
+
+/// Makes the root directory, as kubeadm makes it; the directories of other files are readable.
+pub(super) fn make_root(paths: &Paths) -> Result<(), Refusal> {
+    disk_writes::make_directories(&paths.root_dir, 0o700)
+        .map_err(|error| Refusal::file("make", &paths.root_dir, &error))
 }
 
 fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), Refusal> {

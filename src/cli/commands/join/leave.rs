@@ -15,7 +15,7 @@ use crate::cli::commands::error::Outcome;
 
 use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
-use super::{drain, exit, preflight, progress, service, step};
+use super::{drain, exit, lock, preflight, progress, service, step};
 
 pub(crate) fn run(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> Outcome {
     Ok(exit("leave", leave(client, console, options)))
@@ -30,6 +30,8 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
     if !options.dry_run && !rustix::process::geteuid().is_root() {
         return Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"));
     }
+    let has_root = !options.dry_run && paths.root_dir.exists();
+    let _lock = has_root.then(|| lock::acquire(&paths.root_dir)).transpose()?;
     let Some(record) = files::read_record(&paths)? else {
         let text = format!("coracle join has written nothing here: there is no {}", paths.record().display());
         let advice = "a node of kubeadm leaves with kubeadm reset; one that was joined by hand, by hand";

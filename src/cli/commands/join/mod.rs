@@ -11,6 +11,7 @@ mod discovery;
 mod drain;
 mod files;
 pub(super) mod leave;
+mod lock;
 mod plane;
 mod preflight;
 mod refusal;
@@ -117,9 +118,15 @@ impl Attempt<'_, '_> {
             JoinMethod::Token { address } => address.as_str(),
             _ => "",
         };
+        let is_root = rustix::process::geteuid().is_root();
+        let mut lock = None;
+        if is_root && !options.dry_run {
+            step("preflight", files::make_root(paths))?;
+            lock = Some(step("preflight", lock::acquire(&paths.root_dir))?);
+        }
         let record = files::read_record(paths)?;
         let machine = Machine {
-            is_root: options.dry_run || rustix::process::geteuid().is_root(),
+            is_root: options.dry_run || is_root,
             kubelets: preflight::processes(Path::new("/proc"), "kubelet"),
             record: record.as_ref(),
             has_kubeconfig: paths.kubeconfig().exists(),
@@ -191,6 +198,8 @@ impl Attempt<'_, '_> {
                 }
             }
         }
+        // The wait changes nothing that another command does.
+        drop(lock);
         self.wait(&node)
     }
 

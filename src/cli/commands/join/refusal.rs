@@ -25,12 +25,14 @@ pub(super) enum Reason {
     NotReady,
     NotJoined,
     Drain,
+    /// Another `join` or `leave` runs.
+    Busy,
 }
 
 impl Reason {
     /// All, in the order of their codes, for the test of the document.
     #[cfg(test)]
-    pub(super) const ALL: [Reason; 14] = [
+    pub(super) const ALL: [Reason; 15] = [
         Reason::Machine,
         Reason::NotRoot,
         Reason::OtherKubelet,
@@ -45,6 +47,7 @@ impl Reason {
         Reason::NotReady,
         Reason::NotJoined,
         Reason::Drain,
+        Reason::Busy,
     ];
 
     /// The exit code. A number never changes its meaning.
@@ -64,6 +67,7 @@ impl Reason {
             Reason::NotReady => 50,
             Reason::NotJoined => 51,
             Reason::Drain => 52,
+            Reason::Busy => 53,
         }
     }
 }
