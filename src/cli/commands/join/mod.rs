@@ -13,6 +13,7 @@ mod files;
 pub(super) mod leave;
 mod lock;
 mod plane;
+mod port;
 mod preflight;
 mod refusal;
 mod service;
@@ -260,6 +261,12 @@ impl Attempt<'_, '_> {
         let config = configuration::config_file(merged, &socket);
         let loaded = step("configuration", validated(paths, &config))?;
         self.check_machine(&loaded)?;
+        let port = u16::try_from(loaded.config.port).unwrap_or_default();
+        // Only root sees the descriptors of others.
+        if rustix::process::geteuid().is_root() {
+            let listeners = port::listeners(Path::new("/proc"), port);
+            step("preflight", preflight::check_port(&listeners, port, &options.ignored))?;
+        }
         let bootstrap = plane::bootstrap_kubeconfig(&cluster, &credentials);
         Ok(Found { cluster, bootstrap, config, socket })
     }

@@ -10,6 +10,7 @@ use crate::resources::preflight::{CheckLine, CheckStatus};
 
 use super::files::{self, Paths, Record};
 use super::plane::NodeState;
+use super::port::Listener;
 use super::refusal::{Reason, Refusal};
 
 /// What the machine has, before the control plane is asked.
@@ -91,6 +92,19 @@ pub(super) fn check_server(record: &Record, server: &str) -> Result<(), Refusal>
     }
     let known = &record.server;
     Err(other_cluster(format!("this machine has joined, or has begun to join, {known}, and not {server}")))
+}
+
+/// Refuses a port that another process than an agent has, such as one that has a kubelet in it.
+pub(super) fn check_port(listeners: &[Listener], port: u16, ignored: &[String]) -> Result<(), Refusal> {
+    let other = listeners.iter().find(|listener| listener.name != "coracle");
+    let Some(other) = other.filter(|_| !is_ignored(ignored, &format!("port {port}"))) else { return Ok(()) };
+    let process = other.pid.map_or_else(|| other.name.clone(), |pid| format!("{pid} ({})", other.name));
+    let text = format!("port {port} of the kubelet is in use on this machine: process {process}");
+    let advice = format!(
+        "end that process, which may be a node of another cluster, such as one of k3s, or set port in the file \
+         of --config; --ignore-preflight-errors port-{port} continues in spite of it"
+    );
+    Err(Refusal::new(Reason::OtherKubelet, text, advice))
 }
 
 /// Refuses a drop-in with which the agent would not have the flags of the node. `later`: its path.
@@ -236,6 +250,19 @@ mod tests {
         assert_eq!(check_server(&record, "https://a:1"), Ok(()));
         let refused = check_server(&record, "https://b:1").unwrap_err();
         assert_eq!(refused.code, Reason::OtherCluster.code());
+    }
+
+    #[test]
+    fn port_of_another_process_is_refused_and_that_of_an_agent_is_not() {
+        let listener = |pid, name: &str| Listener { pid, name: name.to_owned() };
+        let (own, other) = (listener(Some(5), "coracle"), listener(Some(7), "k3s-agent"));
+        assert_eq!(check_port(&[], 10_250, &[]), Ok(()));
+        assert_eq!(check_port(std::slice::from_ref(&own), 10_250, &[]), Ok(()));
+        let refused = check_port(&[own, other.clone()], 10_250, &[]).unwrap_err();
+        assert_eq!(refused.code, Reason::OtherKubelet.code());
+        assert!(refused.text.contains("port 10250") && refused.text.contains("7 (k3s-agent)"), "{refused:?}");
+        assert_eq!(check_port(&[other], 10_250, &["port-10250".to_owned()]), Ok(()));
+        assert!(check_port(&[listener(None, "x")], 1, &[]).is_err());
     }
 
     #[test]
