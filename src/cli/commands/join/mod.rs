@@ -228,6 +228,11 @@ impl Attempt<'_, '_> {
             // Only kubeadm lets bootstrap tokens read nodes.
             Err(error) => self.warn(format!("cannot check whether the name {node} is free: {error}")),
         }
+        // Without a kubeconfig, the agent uses what it finds there.
+        if let Some((file, own)) = plane::present_certificate(&paths.certificates(), node) {
+            let outcome = plane::node_state(&cluster, &own, node);
+            step("preflight", preflight::check_certificate(&file, outcome))?;
+        }
         self.progress("configuration: reading kube-system/kubelet-config");
         let shared = match plane::kubelet_configuration(&cluster, &credentials) {
             Ok(text) => Some(text),

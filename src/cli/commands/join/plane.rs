@@ -1,7 +1,9 @@
 //! The control plane, as this command uses it: the one place that names the room `join`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use jiff::Timestamp;
 
 pub(super) use crate::join::JoinError;
 use crate::join::Retry;
@@ -13,6 +15,7 @@ pub(super) use crate::join::credentials::{Credentials, bootstrap_kubeconfig};
 use crate::join::discovery::by_file_within;
 pub(super) use crate::join::discovery::{Trust, by_file, by_k0s_token, by_token, server_of_file};
 pub(super) use crate::join::token::BootstrapToken;
+use crate::kube::certificates::{Purpose, Store, Template, bootstrap};
 
 /// The state of the node, read once with its own credentials; `None`: the file has none.
 ///
@@ -23,4 +26,38 @@ pub(super) fn own_state(kubeconfig: &Path, node: &str) -> Result<Option<NodeStat
     let once = Retry { limit: Duration::ZERO, ..Retry::request() };
     let (cluster, credentials) = by_file_within(kubeconfig, &once)?;
     credentials.map(|credentials| node_state_within(&cluster, &credentials, node, &once)).transpose()
+}
+
+/// The certificate that the agent would use in the place of a new one, with its file: it is for this node,
+/// and valid now.
+pub(super) fn present_certificate(directory: &Path, node: &str) -> Option<(PathBuf, Credentials)> {
+    let store = Store::new(directory, Purpose::Client);
+    let identity = bootstrap::valid_identity(&store, &Template::client(node), Timestamp::now())?;
+    let key_pem = identity.key_pem.reveal().clone();
+    Some((
+        store.current_path(),
+        Credentials::ClientCertificate { certificate_pem: identity.chain_pem, key_pem },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::certificates::testing;
+
+    #[test]
+    fn only_a_valid_certificate_for_the_node_is_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubelet-client-current.pem");
+        let found = |text: String| {
+            std::fs::write(&path, text).unwrap();
+            present_certificate(dir.path(), "n")
+        };
+        assert_eq!(present_certificate(dir.path(), "n"), None);
+        assert_eq!(found(testing::expired()), None);
+        assert_eq!(found(testing::valid_for("other")), None);
+        let (file, credentials) = found(testing::valid_for("n")).unwrap();
+        assert_eq!(file, path);
+        assert!(matches!(credentials, Credentials::ClientCertificate { .. }));
+    }
 }

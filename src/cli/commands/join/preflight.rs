@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::resources::preflight::{CheckLine, CheckStatus};
 
 use super::files::{self, Paths, Record};
-use super::plane::NodeState;
+use super::plane::{JoinError, NodeState};
 use super::port::Listener;
 use super::refusal::{Reason, Refusal};
 
@@ -82,6 +82,27 @@ fn other_cluster(text: String) -> Refusal {
     let advice = "to leave that cluster, run coracle leave or kubeadm reset; to take the node over as it is, \
                   see docs/take-over.md";
     Refusal::new(Reason::OtherCluster, text, advice)
+}
+
+/// Refuses a certificate that the agent would use in the place of a new one, and that the cluster does not
+/// know. `outcome`: what the cluster responds to a request with it.
+pub(super) fn check_certificate(file: &Path, outcome: Result<NodeState, JoinError>) -> Result<(), Refusal> {
+    match outcome {
+        // Without the right to read nodes it is a certificate of this cluster, too.
+        Ok(_) | Err(JoinError::Denied { status: 403, .. }) => Ok(()),
+        Err(JoinError::Denied { server, .. } | JoinError::NotTrusted { server, .. }) => {
+            let text = format!(
+                "{} is a valid certificate for this node, which {server} does not accept: it is of another \
+                 cluster, and the agent would request no other",
+                file.display()
+            );
+            let directory = file.parent().unwrap_or(Path::new("/")).display();
+            let advice =
+                format!("remove it: rm {directory}/kubelet-client-*.pem; then run the same command again");
+            Err(Refusal::new(Reason::OtherCluster, text, advice))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Refuses another API server than that of an earlier `join`: its files would be mixed with those of
@@ -250,6 +271,24 @@ mod tests {
         assert_eq!(check_server(&record, "https://a:1"), Ok(()));
         let refused = check_server(&record, "https://b:1").unwrap_err();
         assert_eq!(refused.code, Reason::OtherCluster.code());
+    }
+
+    #[test]
+    fn certificate_that_the_cluster_does_not_know_is_named() {
+        let denied = |status| {
+            let (server, object, message) = ("https://a:1".into(), "Node n".into(), String::new());
+            Err(JoinError::Denied { server, object, status, message })
+        };
+        let file = Path::new("/r/pki/kubelet-client-current.pem");
+        let refused = check_certificate(file, denied(401)).unwrap_err();
+        assert_eq!(refused.code, Reason::OtherCluster.code());
+        assert!(refused.text.starts_with("/r/pki/kubelet-client-current.pem is"), "{}", refused.text);
+        assert!(refused.advice.contains("rm /r/pki/kubelet-client-*.pem"), "{}", refused.advice);
+        for accepted in [denied(403), Ok(NodeState::Absent), Ok(NodeState::Ready)] {
+            assert_eq!(check_certificate(file, accepted), Ok(()));
+        }
+        let away = JoinError::Unreachable { server: "https://a:1".into(), reason: String::new() };
+        assert_eq!(check_certificate(file, Err(away)).unwrap_err().code, 21);
     }
 
     #[test]
