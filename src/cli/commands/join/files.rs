@@ -116,12 +116,23 @@ impl Record {
         Ok(read(path)?.is_some_and(|content| sha256_hex(&content) == *digest))
     }
 
-    /// Whether `join` wrote this content of a file.
-    fn has_written(&self, path: &Path, content: &[u8]) -> bool {
+    /// Whether `join` wrote this content of a file. `config`: the value of `--config` in the drop-in.
+    fn has_written(&self, path: &Path, content: &[u8], config: Option<&str>) -> bool {
         let digest = sha256_hex(content);
-        content.starts_with(HEADER.as_bytes())
+        is_drop_in(content) && config_flag(content).as_deref() == config
             || [&self.files, &self.former].iter().any(|digests| digests.get(path) == Some(&digest))
     }
+}
+
+/// Whether a file is a drop-in of `join`, also of one whose record is lost.
+fn is_drop_in(content: &[u8]) -> bool {
+    content.starts_with(HEADER.as_bytes())
+}
+
+/// The value of `--config`: the nodes of a machine differ in it.
+fn config_flag(content: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(content);
+    text.split_whitespace().find_map(|word| word.strip_prefix("--config=")).map(str::to_owned)
 }
 
 /// Reads the record; `None`: there is none.
@@ -208,10 +219,18 @@ pub(super) fn plan(
     for file in files {
         check_place(&file.path)?;
         let present = read(&file.path)?;
-        let is_own = present.as_deref().is_some_and(|present| before.has_written(&file.path, present));
+        let config = config_flag(file.content.as_bytes());
+        let is_own = present
+            .as_deref()
+            .is_some_and(|present| before.has_written(&file.path, present, config.as_deref()));
         let is_safe = fs::metadata(&file.path).is_ok_and(|found| is_safe(&found, file.mode));
         let action = decide(&file, present.as_deref(), is_own, is_safe);
         match action {
+            Action::Refuse if present.as_deref().is_some_and(is_drop_in) => {
+                let text = format!("{} is that of another node of this machine", file.path.display());
+                let advice = "leave with that node first (coracle leave --root-dir), or join with --no-start";
+                return Err(Refusal::new(Reason::FileInTheWay, text, advice));
+            }
             Action::Refuse => {
                 let text = format!("{} has a content that coracle join did not write", file.path.display());
                 let advice = "if it is not needed, move it away, and run the same command again";
@@ -340,7 +359,8 @@ pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, R
     let mut removals = Vec::new();
     for path in paths.own() {
         let (true, Some(present)) = (record.files.contains_key(&path), read(&path)?) else { continue };
-        let is_own = record.has_written(&path, &present);
+        let config = config_flag(&present).filter(|config| Path::new(config) == paths.config());
+        let is_own = record.has_written(&path, &present, config.as_deref());
         removals.push(if is_own { Removal::Remove(path) } else { Removal::Changed(path) });
     }
     removals.extend(temporary(&paths.bootstrap()).into_iter().map(Removal::Remove));
@@ -482,6 +502,24 @@ mod tests {
             assert_eq!(plan.files[0].1, action);
             assert_eq!(removals(&plan.record, &paths).unwrap()[0], Removal::Remove(paths.drop_in()));
         }
+    }
+
+    #[test]
+    fn drop_in_of_another_node_is_neither_overwritten_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let text =
+            |config: &Path| format!("{HEADER}\n[Service]\nExecStart=/c --config={}\n", config.display());
+        let (own, other) = (text(&paths.config()), text(Path::new("/data/config.yaml")));
+        let planned = || vec![file(paths.drop_in(), &format!("{own}#\n"))];
+        write_file(&paths.drop_in(), other.as_bytes(), 0o600).unwrap();
+        let refused = plan(planned(), None, Record::default()).unwrap_err();
+        assert!(refused.text.contains("another node"), "{}", refused.text);
+        write_file(&paths.drop_in(), own.as_bytes(), 0o600).unwrap();
+        let record = plan(planned(), None, Record::default()).unwrap().record;
+        assert_eq!(removals(&record, &paths).unwrap()[0], Removal::Remove(paths.drop_in()));
+        write_file(&paths.drop_in(), other.as_bytes(), 0o600).unwrap();
+        assert_eq!(removals(&record, &paths).unwrap()[0], Removal::Changed(paths.drop_in()));
     }
 
     #[test]
