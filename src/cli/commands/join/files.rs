@@ -398,6 +398,7 @@ pub(super) fn earlier(paths: &Paths) -> Result<BTreeMap<PathBuf, String>, Refusa
 
 /// The names of the agent's certificates and keys (Go: client-go util/certificate, kubelet/certificate).
 fn is_certificate(name: &str) -> bool {
+    let name = target_of_temporary(name).unwrap_or(name);
     // The last two are keys whose request has no response yet.
     matches!(name, "kubelet.crt" | "kubelet.key" | "kubelet-client.key.tmp" | "kubelet-server.key.tmp")
         || (["kubelet-client-", "kubelet-server-"].iter().any(|start| name.starts_with(start))
@@ -417,17 +418,19 @@ fn temporary(path: &Path) -> Vec<PathBuf> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
         return Vec::new();
     };
-    let is_temporary = |found: &str| {
-        let digits = found.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".tmp"));
-        digits
-            .is_some_and(|digits| digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
-    };
+    let is_temporary = |found: &str| target_of_temporary(found) == Some(name);
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let entries = entries.filter(|entry| {
         entry.file_name().to_str().is_some_and(is_temporary)
             && entry.file_type().is_ok_and(|kind| kind.is_file())
     });
     entries.map(|entry| entry.path()).collect()
+}
+
+/// The name of the file for which a process has written a temporary one.
+fn target_of_temporary(name: &str) -> Option<&str> {
+    let (target, digits) = name.strip_suffix(".tmp")?.rsplit_once('.')?;
+    (digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())).then_some(target)
 }
 
 /// Removes a file that may be missing already.
@@ -520,6 +523,20 @@ mod tests {
         assert_eq!(removals(&record, &paths).unwrap()[0], Removal::Remove(paths.drop_in()));
         write_file(&paths.drop_in(), other.as_bytes(), 0o600).unwrap();
         assert_eq!(removals(&record, &paths).unwrap()[0], Removal::Changed(paths.drop_in()));
+    }
+
+    #[test]
+    fn keys_in_temporary_files_of_the_agent_are_removed() {
+        for (name, expected) in [
+            ("kubelet-client-2026-11-29-00-00-00.pem.0123abcd.tmp", true),
+            ("kubelet-client.key.tmp.0123abcd.tmp", true),
+            ("kubelet.key.0123abcd.tmp", true),
+            ("other.key.0123abcd.tmp", false),
+            ("kubelet.key.0123abcg.tmp", false),
+            ("kubelet.key.tmp", false),
+        ] {
+            assert_eq!(is_certificate(name), expected, "{name}");
+        }
     }
 
     #[test]
