@@ -31,7 +31,7 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         return Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"));
     }
     let has_root = !options.dry_run && paths.root_dir.exists();
-    let _lock = has_root.then(|| lock::acquire(&paths.root_dir)).transpose()?;
+    let _lock = has_root.then(|| lock::acquire(&paths)).transpose()?;
     let Some(record) = files::read_record(&paths)? else {
         let text = format!("coracle join has written nothing here: there is no {}", paths.record().display());
         let advice = "a node of kubeadm leaves with kubeadm reset; one that was joined by hand, by hand";

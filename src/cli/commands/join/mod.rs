@@ -122,8 +122,7 @@ impl Attempt<'_, '_> {
         let is_root = rustix::process::geteuid().is_root();
         let mut lock = None;
         if is_root && !options.dry_run {
-            step("preflight", files::make_root(paths))?;
-            lock = Some(step("preflight", lock::acquire(&paths.root_dir))?);
+            lock = Some(step("preflight", lock::acquire(paths))?);
         }
         let record = files::read_record(paths)?;
         let machine = Machine {
