@@ -91,7 +91,8 @@ pub(super) fn credentials(
     };
     let (file, mut credentials) = read(first, added)?;
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
-    let current = bootstrap::valid_identity(&store, &Template::client(node_name), now);
+    let current = bootstrap::valid_identity(&store, &Template::client(node_name), now)
+        .filter(|current| is_usable(current, &credentials, &store));
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
     credentials.token =
         current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(BootstrapPending) });
@@ -122,6 +123,18 @@ fn read_own(
         }
         _ => own.map(Some),
     }
+}
+
+/// Whether a connection can be made with the stored certificate: its key may be damaged, or that of another
+/// one.
+fn is_usable(current: &Identity, bootstrap: &Credentials, store: &Store) -> bool {
+    let mut own = bootstrap.clone();
+    own.endpoint.identity = Some(current.for_client());
+    let problem = Client::new(own, None).err();
+    if let Some(error) = &problem {
+        log::warn!("{}: {error}; requesting a new certificate", store.current_path().display());
+    }
+    problem.is_none()
 }
 
 /// `added`: the directory of the store.
@@ -187,6 +200,33 @@ mod tests {
                 (args.kubeconfig.clone(), "https://127.0.0.1:1")
             );
         }
+    }
+
+    /// The usual kubeconfig names the stored file: without the check it would be used again.
+    #[test]
+    fn stored_certificate_with_the_key_of_another_one_is_requested_again() {
+        const KEY: &str = "-----BEGIN PRIVATE KEY";
+        let dir = tempfile::tempdir().unwrap();
+        let args = arguments(dir.path());
+        let config = KubeletConfiguration::default();
+        let current = args.cert_dir.join("kubelet-client-current.pem");
+        std::fs::create_dir_all(&args.cert_dir).unwrap();
+        std::fs::write(dir.path().join("bootstrap-kubelet.conf"), kubeconfig_text("{token: t}")).unwrap();
+        let [first, second] = ["n"; 2].map(certificates::testing::valid_for);
+        let (certificate, key) = (first.split_once(KEY).unwrap().0, second.split_once(KEY).unwrap().1);
+        let mixed = format!("{certificate}{KEY}{key}");
+        let is_used = || {
+            let (pending, renewal) = credentials(&args, &config, "n").unwrap().unwrap();
+            [pending.endpoint.identity.is_some(), renewal.unwrap().current.is_some()]
+        };
+        std::fs::write(&current, &first).unwrap();
+        assert_eq!(is_used(), [true; 2]);
+        std::fs::write(&current, mixed).unwrap();
+        assert_eq!(is_used(), [false; 2]);
+        let file = current.display();
+        let own = kubeconfig_text(&format!("{{client-certificate: {file}, client-key: {file}}}"));
+        std::fs::write(dir.path().join("kubelet.conf"), own).unwrap();
+        assert_eq!(is_used(), [false; 2]);
     }
 
     #[test]
