@@ -181,15 +181,15 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
     let mut object = Object { uid: LOCAL_UID.to_owned(), ..Object::default() };
     match kind {
         Kind::ConfigMap => {
-            object.data = values(map, "data", Form::Text, report);
-            object.binary_data = values(map, "binaryData", Form::Base64, report);
+            object.data = values(map, "data", DataEncoding::Text, report);
+            object.binary_data = values(map, "binaryData", DataEncoding::Base64, report);
             for name in object.data.keys().filter(|name| object.binary_data.contains_key(*name)) {
                 report.fault(&format!("binaryData[{name}]"), "Invalid value: the key is also in data");
             }
         }
         Kind::Secret => {
-            object.data = values(map, "data", Form::Base64, report);
-            object.data.extend(values(map, "stringData", Form::Text, report));
+            object.data = values(map, "data", DataEncoding::Base64, report);
+            object.data.extend(values(map, "stringData", DataEncoding::Text, report));
             let kind = report.text(map, ("", "type"));
             object.secret_type = if kind.is_empty() { "Opaque" } else { kind }.to_owned();
         }
@@ -242,8 +242,9 @@ fn identity(kind: Kind, map: &Map<String, Value>, report: &mut Report) -> Key {
     Key::new(kind, namespace, name)
 }
 
+/// How a manifest writes the values of a ConfigMap or Secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum DataEncoding {
     Text,
     Base64,
 }
@@ -251,7 +252,7 @@ enum Form {
 fn values(
     map: &Map<String, Value>,
     field: &str,
-    form: Form,
+    encoding: DataEncoding,
     report: &mut Report,
 ) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
@@ -268,7 +269,7 @@ fn values(
         report.check(&path, key, names::config_key(key));
         let bytes = match value {
             Value::Null => Vec::new(),
-            Value::String(text) if form == Form::Text => text.clone().into_bytes(),
+            Value::String(text) if encoding == DataEncoding::Text => text.clone().into_bytes(),
             Value::String(text) => match from_go_base64(text) {
                 Some(bytes) => bytes,
                 None => {
