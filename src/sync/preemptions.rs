@@ -27,7 +27,7 @@ struct Wait {
 
 /// A pod whose wait is over.
 #[derive(Debug, PartialEq)]
-pub(super) struct Ready {
+pub(super) struct ReadyPod {
     /// The pod that may start.
     pub(super) pod: PodUid,
     /// The victims that have not ended in one and a half of their grace period.
@@ -79,14 +79,14 @@ impl Preemptions {
     }
 
     /// Takes the pods that may start.
-    pub(super) fn take_ready(&mut self, has_ended: &dyn Fn(&PodUid) -> bool, now: Instant) -> Vec<Ready> {
+    pub(super) fn take_ready(&mut self, has_ended: &dyn Fn(&PodUid) -> bool, now: Instant) -> Vec<ReadyPod> {
         self.ended(has_ended);
         let is_ready = |wait: &Wait| wait.victims.iter().all(|(_, until)| now >= *until);
         let ready = self.waiting.iter().filter(|(_, wait)| is_ready(wait)).map(|(pod, _)| pod.clone());
         let ready: Vec<PodUid> = ready.collect();
         let take = |pod| {
             let victims = self.waiting.remove(&pod)?.victims;
-            Some(Ready { pod, late: victims.into_iter().map(|(victim, _)| victim).collect() })
+            Some(ReadyPod { pod, late: victims.into_iter().map(|(victim, _)| victim).collect() })
         };
         ready.into_iter().filter_map(take).collect()
     }
