@@ -761,7 +761,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::super::preemptions::Preemptions;
+    use super::super::preemptions::PreemptionWaits;
     use super::*;
     use crate::model::runtime::{ListedSandbox, SandboxState};
     use expect_test::{Expect, expect};
@@ -1146,7 +1146,7 @@ mod tests {
     /// A victim (0) and the pod that preempts it (1), which share a node, and what `sync` does.
     struct Pair {
         fixture: Fixture,
-        waits: Preemptions,
+        waits: PreemptionWaits,
         pods: [Pod; 2],
         /// The victim when its manifest is put back: it has room then.
         smaller: Pod,

@@ -15,7 +15,7 @@ const SHORTEST: Duration = Duration::from_secs(10);
 
 /// The pods that wait.
 #[derive(Debug, Default)]
-pub(super) struct Preemptions {
+pub(super) struct PreemptionWaits {
     waiting: BTreeMap<PodUid, Wait>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct ReadyPod {
     pub(super) late: Vec<Pod>,
 }
 
-impl Preemptions {
+impl PreemptionWaits {
     /// `pod` may start when `victims` have ended, or had their time to do so.
     ///
     /// DIFFERS: all victims are stopped at the same time; upstream stops one after the other, and
@@ -91,7 +91,7 @@ impl Preemptions {
         ready.into_iter().filter_map(take).collect()
     }
 
-    /// When to call [`Preemptions::take_ready`] again.
+    /// When to call [`PreemptionWaits::take_ready`] again.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         (!self.waiting.is_empty()).then(|| now + PERIOD)
     }
@@ -108,7 +108,7 @@ mod tests {
         Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
     }
 
-    fn ready(preemptions: &mut Preemptions, ended: &[&str], now: Instant) -> Vec<(String, Vec<String>)> {
+    fn ready(preemptions: &mut PreemptionWaits, ended: &[&str], now: Instant) -> Vec<(String, Vec<String>)> {
         let names = |pods: Vec<Pod>| pods.iter().map(|pod| pod.name().to_owned()).collect();
         let ready = preemptions.take_ready(&|uid| ended.contains(&uid.as_str()), now);
         ready.into_iter().map(|ready| (ready.pod.to_string(), names(ready.late))).collect()
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn preempting_pod_starts_when_its_victims_have_ended_or_had_their_time() {
-        let (now, mut preemptions) = (Instant::now(), Preemptions::default());
+        let (now, mut preemptions) = (Instant::now(), PreemptionWaits::default());
         assert_eq!(preemptions.due(now), None);
         preemptions.begin("none".into(), Vec::new(), now);
         assert!(!preemptions.waits(&"none".into()));

@@ -14,7 +14,7 @@ use super::ephemeral::{self, EphemeralContainers};
 use super::event::Event;
 use super::evictions;
 use super::fence::Fence;
-use super::preemptions::Preemptions;
+use super::preemptions::PreemptionWaits;
 use super::schedule::Schedule;
 use super::shutdown::{Orders, SyncEnds};
 use super::view::{SourceState, View};
@@ -139,7 +139,7 @@ pub(crate) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::i
             node_read: None,
             schedule: Schedule::new(Instant::now()),
             departed: Departed::default(),
-            preemptions: Preemptions::default(),
+            preemptions: PreemptionWaits::default(),
             fence: Fence::default(),
         }
         .run(&stop);
@@ -163,7 +163,7 @@ pub(super) struct Loop {
     schedule: Schedule,
     pub(super) departed: Departed,
     /// Pods that wait for the end of preempted ones.
-    pub(super) preemptions: Preemptions,
+    pub(super) preemptions: PreemptionWaits,
     /// Pods that are stopped because the API server was away for too long.
     pub(super) fence: Fence,
     /// Every source has delivered a set, and all pods in it have their workers.
