@@ -53,14 +53,14 @@ pub enum ResponseError {
     TooMuch { claim: String, what: &'static str },
 }
 
-/// The devices of claims.
-pub type ClaimDevices = Vec<(ClaimKey, Vec<Device>)>;
+/// The claims that a driver has prepared, with their devices.
+pub type PreparedClaims = Vec<(ClaimKey, Vec<Device>)>;
 
 /// The devices of the claims that were prepared, and the first error.
 pub fn check_prepared(
     batch: &[ClaimId],
     mut response: PrepareResults,
-) -> (ClaimDevices, Result<(), ResponseError>) {
+) -> (PreparedClaims, Result<(), ResponseError>) {
     let mut good = Vec::new();
     let outcome = check(batch, |claim| {
         let Some(result) = response.remove(&claim.uid) else { return Ok(None) };
