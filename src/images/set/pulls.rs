@@ -8,9 +8,9 @@ use crate::util::backoff::Failures;
 const FIRST_RETRY: Duration = Duration::from_secs(10);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 
-/// One name of an image.
+/// The state of the pull of an image, by one of its names.
 #[derive(Debug, Clone, Default)]
-struct Pull {
+struct PullState {
     /// The digest in the set.
     digest: String,
     /// Whether the runtime had it at the last list.
@@ -26,7 +26,7 @@ struct Pull {
 /// The pulls of all names.
 #[derive(Debug, Default)]
 pub(super) struct Pulls {
-    names: BTreeMap<String, Pull>,
+    names: BTreeMap<String, PullState>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Pulls {
         for (name, digest) in set {
             let mut pull = match before.remove(name) {
                 Some(pull) if pull.digest == digest => pull,
-                _ => Pull { digest: digest.to_owned(), ..Pull::default() },
+                _ => PullState { digest: digest.to_owned(), ..PullState::default() },
             };
             let is_there = listed.contains(name);
             pull.present = is_there && (pull.pulled || digests.contains(digest));
@@ -84,7 +84,7 @@ impl Pulls {
     pub(super) fn succeeded(&mut self, name: &str) {
         if let Some(pull) = self.names.get_mut(name) {
             let digest = std::mem::take(&mut pull.digest);
-            *pull = Pull { digest, present: true, pulled: true, ..Pull::default() };
+            *pull = PullState { digest, present: true, pulled: true, ..PullState::default() };
         }
     }
 
@@ -113,9 +113,9 @@ impl Pulls {
     pub(super) fn state(&self, name: &str) -> (&'static str, String) {
         let Some(pull) = self.names.get(name) else { return ("waiting", String::new()) };
         let state = match pull {
-            Pull { under_way: true, .. } => "pulling",
-            Pull { present: true, .. } => "present",
-            Pull { error, .. } if !error.is_empty() => "failed",
+            PullState { under_way: true, .. } => "pulling",
+            PullState { present: true, .. } => "present",
+            PullState { error, .. } if !error.is_empty() => "failed",
             _ => "waiting",
         };
         (state, pull.error.clone())
