@@ -115,9 +115,9 @@ impl Observe {
     /// that the caller must call [`Observe::inspect`], so that no change is missed. Events that
     /// come after that inspection began are handled when the guard is dropped.
     #[must_use]
-    pub fn mark_busy(&self, uid: &PodUid) -> BusyPod {
+    pub fn mark_busy(&self, uid: &PodUid) -> BusyGuard {
         self.cache.set_busy(uid, true);
-        BusyPod { cache: self.cache.clone(), uid: uid.clone() }
+        BusyGuard { cache: self.cache.clone(), uid: uid.clone() }
     }
 
     /// The last successful inspection of a pod. Does not block.
@@ -227,13 +227,13 @@ pub(super) fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<
     Ok(pod)
 }
 
-/// See [`Observe::mark_busy`].
-pub struct BusyPod {
+/// A guard: the `observe` thread does not inspect the pod before it is dropped; see [`Observe::mark_busy`].
+pub struct BusyGuard {
     cache: Cache,
     uid: PodUid,
 }
 
-impl Drop for BusyPod {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.cache.set_busy(&self.uid, false);
     }
