@@ -27,7 +27,7 @@ pub(super) struct Release {
     /// The number of [`TABLES`] that apply.
     tables: usize,
     form: Form,
-    digest: Digest,
+    algorithm: HashAlgorithm,
 }
 
 /// How a release converts a pod that it has read.
@@ -43,8 +43,9 @@ enum Form {
     NestedWithoutImageDefaults,
 }
 
+/// How a release hashes a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Digest {
+enum HashAlgorithm {
     Fnv,
     Md5,
 }
@@ -60,11 +61,16 @@ const TABLES: [&str; 4] = [
 
 /// The releases whose static pods can be continued, the newest first. New pods get its UIDs.
 pub(super) static RELEASES: [Release; 5] = [
-    Release { name: "1.37", tables: 1, form: Form::Flat, digest: Digest::Fnv },
-    Release { name: "1.36", tables: 2, form: Form::Nested, digest: Digest::Fnv },
-    Release { name: "1.35", tables: 3, form: Form::Nested, digest: Digest::Fnv },
-    Release { name: "1.34", tables: 4, form: Form::NestedWithoutImageDefaults, digest: Digest::Md5 },
-    Release { name: "1.34", tables: 4, form: Form::Nested, digest: Digest::Md5 },
+    Release { name: "1.37", tables: 1, form: Form::Flat, algorithm: HashAlgorithm::Fnv },
+    Release { name: "1.36", tables: 2, form: Form::Nested, algorithm: HashAlgorithm::Fnv },
+    Release { name: "1.35", tables: 3, form: Form::Nested, algorithm: HashAlgorithm::Fnv },
+    Release {
+        name: "1.34",
+        tables: 4,
+        form: Form::NestedWithoutImageDefaults,
+        algorithm: HashAlgorithm::Md5,
+    },
+    Release { name: "1.34", tables: 4, form: Form::Nested, algorithm: HashAlgorithm::Md5 },
 ];
 
 /// A hash that is being computed.
@@ -115,9 +121,9 @@ pub(super) fn uid(
     given: &api::Pod,
     place: &str,
 ) -> Result<String, NoFingerprint> {
-    let mut hash = match release.digest {
-        Digest::Fnv => Hasher::Fnv(Fnv128::default()),
-        Digest::Md5 => Hasher::Md5(Md5::default()),
+    let mut hash = match release.algorithm {
+        HashAlgorithm::Fnv => Hasher::Fnv(Fnv128::default()),
+        HashAlgorithm::Md5 => Hasher::Md5(Md5::default()),
     };
     write(release, written, given, &mut hash)?;
     hash.write_str(place)?;
