@@ -28,7 +28,7 @@ pub struct Cluster {
 
 /// The parts of a kubeconfig that a node needs.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct KubeconfigParts {
     pub(super) server: String,
     /// `None` if the kubeconfig has none.
     pub(super) authority: Option<Authorities>,
@@ -49,7 +49,7 @@ pub(super) enum Origin<'a> {
 
 /// Reads the parts of a kubeconfig; the error is its reason, without values of the kubeconfig that may be
 /// secrets.
-pub(super) fn parts(config: &Kubeconfig, origin: Origin<'_>) -> Result<Parts, String> {
+pub(super) fn parts(config: &Kubeconfig, origin: Origin<'_>) -> Result<KubeconfigParts, String> {
     let contexts = || config.contexts.iter().flatten();
     let current = config.current_context.as_deref().unwrap_or_default();
     let context = contexts().find(|entry| entry.name == current).and_then(|entry| entry.context.as_ref());
@@ -66,7 +66,7 @@ pub(super) fn parts(config: &Kubeconfig, origin: Origin<'_>) -> Result<Parts, St
     let name = context.map(|context| context.user.as_str()).unwrap_or_default();
     let user = config.users.iter().flatten().find(|entry| entry.name == name && !name.is_empty());
     let user = user.and_then(|entry| entry.user.as_ref());
-    Ok(Parts {
+    Ok(KubeconfigParts {
         server: server_url(cluster.server.as_deref().unwrap_or_default())?,
         authority: authority(cluster, origin)?,
         credentials: user.map_or(Ok(None), |user: &User| credentials::from_user(user, origin))?,
@@ -155,7 +155,7 @@ mod tests {
     use crate::transport::testing::AUTHORITY;
     use crate::util::encoding::base64;
 
-    fn read(text: &str) -> Result<Parts, String> {
+    fn read(text: &str) -> Result<KubeconfigParts, String> {
         parts(&crate::config::kubeconfig::parse(text.as_bytes(), "test").unwrap(), Origin::Remote)
     }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::authority::{Authorities, AuthorityPin};
-use super::cluster::{MAX_FILE_BYTES, Origin, Parts, parts, server_url};
+use super::cluster::{KubeconfigParts, MAX_FILE_BYTES, Origin, parts, server_url};
 use super::credentials::Credentials;
 use super::error::JoinError;
 use super::requests::{Server, Verification};
@@ -112,7 +112,7 @@ pub fn server_of_file(path: &Path) -> Result<String, JoinError> {
     parts_of_file(path).map(|found| found.server)
 }
 
-fn parts_of_file(path: &Path) -> Result<Parts, JoinError> {
+fn parts_of_file(path: &Path) -> Result<KubeconfigParts, JoinError> {
     let config = kubeconfig::load(path).map_err(|problem| invalid_kubeconfig(&problem))?;
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let directory = absolute.parent().unwrap_or(Path::new("/"));
