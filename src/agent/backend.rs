@@ -45,7 +45,7 @@ impl NodeBackend for Handles {
     }
 
     fn switches(&self) -> Switches {
-        self.endpoints.switches
+        self.backend.switches
     }
 
     fn log_dir(&self) -> &Path {
@@ -53,11 +53,11 @@ impl NodeBackend for Handles {
     }
 
     fn configuration(&self) -> serde_json::Value {
-        config::configz(&self.endpoints.config)
+        config::configz(&self.backend.config)
     }
 
     fn flags(&self) -> Vec<(String, String)> {
-        self.endpoints.flags.to_vec()
+        self.backend.flags.to_vec()
     }
 
     fn each_pod(&self, visit: &mut dyn FnMut(PodView)) {
@@ -190,7 +190,7 @@ impl NodeBackend for Handles {
         let id = self
             .running_container(&uid, container)?
             .ok_or_else(|| format!("container {container} not found"))?;
-        let directory = &self.endpoints.checkpoints;
+        let directory = &self.backend.checkpoints;
         make_private(directory).map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
         let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
         let (name, namespace) = (text(&pod.metadata.name), text(&pod.metadata.namespace));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
-use super::settings::{self, EndpointSettings};
+use super::settings::{self, BackendSettings};
 use crate::claims::ResourceClaims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
@@ -85,7 +85,7 @@ pub(super) struct Handles {
     pub(super) turn_limit: Duration,
     pub(super) stats: Collector,
     pub(super) volumes: Arc<Volumes>,
-    pub(super) endpoints: EndpointSettings,
+    pub(super) backend: BackendSettings,
     /// The client of the API server; `None` without one.
     pub(super) api: Option<Client>,
     /// The certificate of the port of the node's API; `None` without the port.
@@ -134,7 +134,7 @@ impl Handles {
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),
-            endpoints: EndpointSettings::new(args, config, flags),
+            backend: BackendSettings::new(args, config, flags),
             api: client,
             serving,
             pod_certificates: rooms.pod_api.as_ref().map(|api| api.trust.certificates.clone()),

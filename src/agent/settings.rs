@@ -448,18 +448,18 @@ pub(super) fn server(
     }
 }
 
-/// The settings that the node API's own responses show or depend on.
-pub(super) struct EndpointSettings {
+/// The settings on which responses of `NodeBackend` depend, or which they show.
+pub(super) struct BackendSettings {
     pub(super) switches: Switches,
     pub(super) config: Arc<KubeletConfiguration>,
     pub(super) flags: Arc<[(String, String)]>,
     pub(super) checkpoints: PathBuf,
 }
 
-impl EndpointSettings {
+impl BackendSettings {
     pub(super) fn new(args: &AgentArgs, config: &KubeletConfiguration, flags: Vec<(String, String)>) -> Self {
         let gates = gates(config);
-        EndpointSettings {
+        BackendSettings {
             switches: Switches {
                 debugging: config.enable_debugging_handlers,
                 websockets: gates.enabled("ExtendWebSocketsToKubelet"),
