@@ -53,9 +53,11 @@ pub(super) fn run(
     checked(shown, lines.iter().any(|line| line.standing == CheckStatus::Fail))
 }
 
-/// The checks of a machine for an agent that has this configuration.
-pub(super) fn machine(client: &Client, root_dir: PathBuf, config: &KubeletConfiguration) -> Vec<CheckLine> {
-    inspect(&client.get("/v1/status"), root_dir, None, Some(config))
+/// The checks of a machine for an agent that will start with this configuration. One that runs already may
+/// have started with another, which allows swap, or names another runtime: it does not count.
+pub(super) fn machine(root_dir: PathBuf, config: &KubeletConfiguration) -> Vec<CheckLine> {
+    let absent = Err(CommandError::NotListening(PathBuf::new()));
+    inspect(&absent, root_dir, None, Some(config))
 }
 
 fn inspect(
@@ -311,6 +313,24 @@ mod tests {
         assert!(settings.protect_kernel_defaults && settings.limited_swap);
         apply(&mut settings, &config, true);
         assert!(!settings.fail_cgroup_v1);
+    }
+
+    #[test]
+    fn machine_is_checked_for_the_given_configuration_and_without_an_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoint = format!("unix://{}/none.sock", dir.path().display());
+        let config = KubeletConfiguration {
+            container_runtime_endpoint: endpoint.clone(),
+            fail_swap_on: true,
+            ..KubeletConfiguration::default()
+        };
+        let lines = machine(dir.path().to_owned(), &config);
+        let found = |name: &str| lines.iter().find(|line| line.name == name).unwrap();
+        assert_eq!(found("runtime").standing, CheckStatus::Fail);
+        assert!(found("runtime").message.contains(&endpoint), "{}", found("runtime").message);
+        assert_eq!(found("agent").standing, CheckStatus::Warn);
+        // It would be that failSwapOn is false.
+        assert!(!found("swap").message.contains("is false"), "{}", found("swap").message);
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Offline { output, command } => offline::run(client, console, output, &command),
         Subcommand::Devices { output } => devices::run(client, console, output),
-        Subcommand::Join(options) => join::run(client, console, &options),
+        Subcommand::Join(options) => join::run(console, &options),
         Subcommand::Leave(options) => join::leave::run(client, console, &options),
         Subcommand::Check { output, config, cis: true, .. } => {
             cis::run(client, console, output, config.as_deref(), std::path::Path::new(check::CONFIG))

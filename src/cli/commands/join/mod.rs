@@ -35,7 +35,6 @@ use crate::util::error_chain::without_codes;
 use crate::util::stop::StopToken;
 
 use super::check;
-use super::client::Client;
 use super::console::Console;
 use super::error::{Outcome, print_stderr};
 
@@ -51,13 +50,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The most problems of a configuration that are printed.
 const MAX_PROBLEMS: usize = 10;
 
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &JoinOptions) -> Outcome {
+pub(super) fn run(console: &mut Console<'_>, options: &JoinOptions) -> Outcome {
     let paths = Paths {
         kubernetes_dir: options.kubernetes_dir.clone(),
         root_dir: options.root_dir.clone(),
         units_dir: service::UNITS.into(),
     };
-    Ok(exit("join", Attempt { client, console, options, paths: &paths }.run()))
+    Ok(exit("join", Attempt { console, options, paths: &paths }.run()))
 }
 
 /// Prints why a command ended, and what to do.
@@ -91,7 +90,6 @@ fn host_name() -> String {
 
 /// One call of the command.
 struct Attempt<'a, 'c> {
-    client: &'a Client,
     console: &'a mut Console<'c>,
     options: &'a JoinOptions,
     paths: &'a Paths,
@@ -277,7 +275,7 @@ impl Attempt<'_, '_> {
 
     fn check_machine(&mut self, loaded: &LoadedConfig) -> Result<(), Refusal> {
         self.progress("preflight: checking the machine");
-        let lines = check::machine(self.client, self.paths.root_dir.clone(), &loaded.config);
+        let lines = check::machine(self.paths.root_dir.clone(), &loaded.config);
         let (failed, warned) = preflight::problems(lines, &self.options.ignored);
         // As with progress, a closed output does not end the command.
         let _ = check::print(self.console, &warned);
