@@ -55,13 +55,14 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         let own = paths.kubeconfig();
         drain::drain(kubeconfig, &record, &own, options.timeout, &mut |line| progress(console, line))?;
     }
-    if uses_systemd && paths.drop_in().exists() {
+    let has_drop_in = uses_systemd && paths.drop_in().exists();
+    if can_stop(has_drop_in, service::has_unit, service::is_active) {
         progress(console, "stop: stopping coracle.service; containers keep running");
         step("stop", service::stop(record.enabled))?;
     } else if client.get::<NodeReport>("/v1/status").is_ok() {
-        let text = "stop: the agent runs, and no unit of systemd stops it";
-        let advice = "stop it (rc-service coracle stop, or /usr/local/lib/coracle/supervise stop coracle), and \
-                      run the same command again";
+        let text = "stop: an agent runs here, and not with the drop-in of coracle join";
+        let advice = "stop it (systemctl stop coracle, rc-service coracle stop, or \
+                      /usr/local/lib/coracle/supervise stop coracle), and run the same command again";
         return Err(Refusal::new(Reason::Service, text, advice));
     }
     // Until it was stopped, the agent made more.
@@ -82,6 +83,12 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         progress(console, format!("left: {line}"));
     }
     Ok(())
+}
+
+/// Whether systemctl can stop the agent. A purge of the package stops the agent and removes the unit, but not
+/// the drop-in while containers run; with a drop-in alone there is no unit.
+fn can_stop(has_drop_in: bool, has_unit: impl Fn() -> bool, is_active: impl Fn() -> bool) -> bool {
+    has_drop_in && (has_unit() || is_active())
 }
 
 fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
@@ -136,6 +143,18 @@ mod tests {
             assert!(lines.contains(words), "{words}: {lines}");
         }
         assert_eq!(left(&record, &paths, 0).len(), 2);
+    }
+
+    #[test]
+    fn node_leaves_after_its_unit_was_removed() {
+        for (has_drop_in, has_unit, is_active, expected) in [
+            (true, true, false, true),
+            (true, false, true, true),
+            (true, false, false, false),
+            (false, true, true, false),
+        ] {
+            assert_eq!(can_stop(has_drop_in, || has_unit, || is_active), expected);
+        }
     }
 
     #[test]
