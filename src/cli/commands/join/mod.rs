@@ -117,14 +117,15 @@ impl Attempt<'_, '_> {
             JoinMethod::Token { address } => address.as_str(),
             _ => "",
         };
+        // Before the record, which only root reads.
         let is_root = rustix::process::geteuid().is_root();
+        step("preflight", preflight::check_user(is_root, options.dry_run))?;
         let mut lock = None;
-        if is_root && !options.dry_run {
+        if !options.dry_run {
             lock = Some(step("preflight", lock::acquire(paths))?);
         }
         let record = files::read_record(paths)?;
         let machine = Machine {
-            is_root: options.dry_run || is_root,
             kubelets: preflight::processes(Path::new("/proc"), "kubelet"),
             record: record.as_ref(),
             has_kubeconfig: paths.kubeconfig().exists(),

@@ -16,7 +16,6 @@ use super::refusal::{Reason, Refusal};
 /// What the machine has, before the control plane is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Machine<'a> {
-    pub is_root: bool,
     /// Process ids of other kubelets.
     pub kubelets: Vec<u32>,
     pub record: Option<&'a Record>,
@@ -35,6 +34,14 @@ pub(super) enum Course {
     Continue,
 }
 
+/// Refuses another user than root, who cannot even read the record of an earlier `join`.
+pub(super) fn check_user(is_root: bool, dry_run: bool) -> Result<(), Refusal> {
+    if is_root || dry_run {
+        return Ok(());
+    }
+    Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"))
+}
+
 /// Decides how the command goes on. `address` and `node`: those of this command.
 pub(super) fn course(
     machine: &Machine<'_>,
@@ -43,9 +50,6 @@ pub(super) fn course(
     node: &str,
     ignored: &[String],
 ) -> Result<Course, Refusal> {
-    if !machine.is_root {
-        return Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"));
-    }
     if let ([pid, ..], false) = (&machine.kubelets[..], is_ignored(ignored, "kubelet")) {
         let text = format!("another kubelet runs on this machine: process {pid}");
         let advice = "stop and disable its service, such as: systemctl disable --now kubelet; a machine that \
@@ -226,13 +230,7 @@ mod tests {
     }
 
     fn fresh() -> Machine<'static> {
-        Machine {
-            is_root: true,
-            kubelets: Vec::new(),
-            record: None,
-            has_kubeconfig: false,
-            has_bootstrap: false,
-        }
+        Machine { kubelets: Vec::new(), record: None, has_kubeconfig: false, has_bootstrap: false }
     }
 
     fn decided(machine: &Machine<'_>) -> Result<Course, u8> {
@@ -243,13 +241,20 @@ mod tests {
     fn machine_without_a_cluster_begins_and_one_of_another_cluster_is_refused() {
         let other = Reason::OtherCluster.code();
         assert_eq!(decided(&fresh()), Ok(Course::Begin));
-        assert_eq!(decided(&Machine { is_root: false, ..fresh() }), Err(Reason::NotRoot.code()));
         assert_eq!(decided(&Machine { has_kubeconfig: true, ..fresh() }), Err(other));
         assert_eq!(decided(&Machine { has_bootstrap: true, ..fresh() }), Err(other));
         let running = Machine { kubelets: vec![7, 8], ..fresh() };
         assert_eq!(decided(&running), Err(Reason::OtherKubelet.code()));
         let ignored = ["kubelet".to_owned()];
         assert_eq!(course(&running, &paths(), "a:1", "n", &ignored), Ok(Course::Begin));
+    }
+
+    #[test]
+    fn only_root_joins_and_each_user_sees_what_would_be_written() {
+        assert_eq!(check_user(false, false).unwrap_err().code, Reason::NotRoot.code());
+        for (is_root, dry_run) in [(true, false), (true, true), (false, true)] {
+            assert_eq!(check_user(is_root, dry_run), Ok(()));
+        }
     }
 
     #[test]
