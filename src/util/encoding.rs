@@ -89,6 +89,21 @@ pub fn escape_percent(bytes: &[u8], is_plain: impl Fn(u8) -> bool, out: &mut Str
     }
 }
 
+/// Appends a text with what has a meaning in texts and in quoted attributes of HTML escaped.
+/// Go: html.EscapeString.
+pub fn escape_html(text: &str, out: &mut String) {
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            other => out.push(other),
+        }
+    }
+}
+
 /// Decodes `\040`, the escape of the kernel for blank, tab, newline and backslash in the table of
 /// mounts (proc(5)). Other text does not change.
 #[must_use]

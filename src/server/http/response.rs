@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::server::backend::NodeBackend;
 use crate::transport::http1::target::BadParam;
 use crate::transport::http1::{BufferedResponse, Form, Header, ResponseWriter, StatusCode, Target};
-use crate::util::encoding::escape_percent;
+use crate::util::encoding::{escape_html, escape_percent};
 use crate::util::stop::StopToken;
 
 /// A whole response.
@@ -149,16 +149,7 @@ impl Reply {
 /// Escapes text for HTML.
 pub(crate) fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&#34;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
-    }
+    escape_html(text, &mut out);
     out
 }
 

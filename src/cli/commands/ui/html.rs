@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::cli::table::{Cell, Color, visible};
+use crate::util::encoding::escape_html;
 
 /// The rows of one table; more are counted only.
 const MOST_ROWS: usize = 2000;
@@ -29,7 +30,7 @@ impl Html {
 
     /// Adds text in one line, or the value of an attribute in double quotes.
     pub(super) fn text(&mut self, text: &str) -> &mut Self {
-        escape(&visible(text), &mut self.0);
+        escape_html(&visible(text), &mut self.0);
         self
     }
 
@@ -43,7 +44,7 @@ impl Html {
                 if column > 0 {
                     self.0.push('\t');
                 }
-                escape(&visible(part), &mut self.0);
+                escape_html(&visible(part), &mut self.0);
             }
         }
         self
@@ -166,20 +167,6 @@ impl Html {
     #[cfg(test)]
     pub(super) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-/// Escapes what has a meaning in text and in quoted attributes of HTML.
-fn escape(text: &str, out: &mut String) {
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&#34;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
     }
 }
 
