@@ -46,7 +46,7 @@ pub mod cli;
 pub mod kernel_readers {
     pub use crate::resources::Roots;
     pub use crate::resources::cgroups::{CgroupHierarchies, Version};
-    pub use crate::resources::machine::{Dimms, HugePages, Machine, Topology, dimms};
+    pub use crate::resources::machine::{CpuTopology, Dimms, HugePages, Machine, dimms};
     pub use crate::resources::stats::sample::{DiskStatKind, Numbers, Operation, PsiData, PsiStats};
     pub use crate::resources::stats::{network, numbers};
 }

@@ -38,7 +38,7 @@ pub struct Cgroups {
 
 /// What an operation wrote.
 #[derive(Debug, Default)]
-pub struct CgroupChanges {
+pub struct CgroupWrites {
     /// Whether the cgroup was made, in at least one hierarchy.
     pub made: bool,
     /// Files that were written; those that had their value already are not.
@@ -47,16 +47,16 @@ pub struct CgroupChanges {
     pub failed: Vec<CgroupError>,
 }
 
-impl CgroupChanges {
+impl CgroupWrites {
     /// The first failure, as an error.
     ///
     /// # Errors
     /// When a file could not be written.
-    pub fn into_result(self) -> Result<CgroupChanges, CgroupError> {
-        let CgroupChanges { made, written, failed } = self;
+    pub fn into_result(self) -> Result<CgroupWrites, CgroupError> {
+        let CgroupWrites { made, written, failed } = self;
         match failed.into_iter().next() {
             Some(error) => Err(error),
-            None => Ok(CgroupChanges { made, written, failed: Vec::new() }),
+            None => Ok(CgroupWrites { made, written, failed: Vec::new() }),
         }
     }
 }
@@ -170,11 +170,11 @@ impl Cgroups {
 
     /// Makes a cgroup of this agent and sets its values. One that exists, also in a part of the
     /// hierarchies only, is completed and gets the values. As upstream, it is made even if a value
-    /// cannot be set ([`CgroupChanges::failed`]).
+    /// cannot be set ([`CgroupWrites::failed`]).
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupChanges, CgroupError> {
+    pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupWrites, CgroupError> {
         self.check_own(name)?;
         let _timer = Timer::start("create");
         let mut systemd = self.systemd(stop)?;
@@ -189,9 +189,9 @@ impl Cgroups {
         };
         let set = match self.set(name, values, systemd.as_mut()) {
             Ok(set) => set,
-            Err(error) => CgroupChanges { failed: vec![error], ..CgroupChanges::default() },
+            Err(error) => CgroupWrites { failed: vec![error], ..CgroupWrites::default() },
         };
-        Ok(CgroupChanges { made, ..set })
+        Ok(CgroupWrites { made, ..set })
     }
 
     /// Changes values of a cgroup of this agent.
@@ -203,7 +203,7 @@ impl Cgroups {
         name: &Name,
         values: &Values,
         stop: &StopToken,
-    ) -> Result<CgroupChanges, CgroupError> {
+    ) -> Result<CgroupWrites, CgroupError> {
         self.check_own(name)?;
         let _timer = Timer::start("update");
         self.change(name, values, stop)
@@ -386,9 +386,9 @@ impl Cgroups {
     }
 
     /// Sets values of a cgroup that exists. No request is sent if nothing has changed.
-    fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupChanges, CgroupError> {
+    fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupWrites, CgroupError> {
         if self.layout.driver() == Driver::Systemd && self.has_values(name, values) {
-            return Ok(CgroupChanges::default());
+            return Ok(CgroupWrites::default());
         }
         self.set(name, values, self.systemd(stop)?.as_mut())
     }
@@ -411,7 +411,7 @@ impl Cgroups {
         name: &Name,
         values: &Values,
         systemd: Option<&mut Systemd>,
-    ) -> Result<CgroupChanges, CgroupError> {
+    ) -> Result<CgroupWrites, CgroupError> {
         let Some(systemd) = systemd else { return Ok(self.write(name, values)) };
         let version = systemd.version()?;
         let (properties, rounded) = units::properties(values, self.mounts.version, version);
@@ -422,9 +422,9 @@ impl Cgroups {
     }
 
     /// Writes the files that have another value.
-    fn write(&self, name: &Name, values: &Values) -> CgroupChanges {
+    fn write(&self, name: &Name, values: &Values) -> CgroupWrites {
         let directories = name.directories(self.layout.driver());
-        let mut changes = CgroupChanges::default();
+        let mut changes = CgroupWrites::default();
         let mut later: Option<Write> = None;
         for write in files::writes(values, self.mounts.version, self.page_sizes()) {
             match self.write_file(&directories, &write) {

@@ -37,7 +37,7 @@ mod v1;
 mod v2;
 pub mod values;
 
-pub use access::{CgroupChanges, Cgroups, PodCgroup};
+pub use access::{CgroupWrites, Cgroups, PodCgroup};
 pub use error::CgroupError;
 pub use names::{Driver, Layout, Name};
 pub use values::Values;

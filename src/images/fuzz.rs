@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 
 use super::gc::{GcPolicy, KnownImages};
-use super::listed::SeenImage;
+use super::listed::RuntimeImage;
 use super::pull::PullSecrets;
 use super::set;
 use crate::kube::objects::{Key, Kind, Object, Objects};
@@ -140,7 +140,7 @@ fn credentials(bytes: &[u8]) {
 
 fn image_list(bytes: &[u8]) {
     let Ok(response) = runtime::ListImagesResponse::parse_from_bytes(bytes) else { return };
-    let seen: Vec<SeenImage> = response.images.into_iter().map(SeenImage::from).collect();
+    let seen: Vec<RuntimeImage> = response.images.into_iter().map(RuntimeImage::from).collect();
     let used: BTreeSet<ImageRef> = [ImageRef::from("r/a:1")].into();
     let (start, policy) = (Timestamp::UNIX_EPOCH, GcPolicy::default());
     let mut known_images = KnownImages::new(start);

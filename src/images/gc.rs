@@ -19,7 +19,7 @@ use crate::model::reasons;
 use crate::util::stop::StopToken;
 
 use super::check::ImageCheck;
-use super::listed::{SeenImage, spec};
+use super::listed::{RuntimeImage, spec};
 use super::pull::ImagePuller;
 use super::set::ImageSet;
 
@@ -111,7 +111,7 @@ impl KnownImages {
 
     /// Updates the records with the images on the node at `now`. `in_use` has the ids, tags or
     /// digests in containers, also dead ones, and in image volumes.
-    pub(super) fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
+    pub(super) fn detect(&mut self, images: &[RuntimeImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
         // No time is later than now: if the clock was set back, ages start at zero again.
         self.started = self.started.min(now);
@@ -185,7 +185,7 @@ pub trait Images {
     ///
     /// # Errors
     /// When the call fails.
-    fn list(&self) -> Result<Vec<SeenImage>, Self::Error>;
+    fn list(&self) -> Result<Vec<RuntimeImage>, Self::Error>;
 
     /// Removes an image with all its names.
     ///
@@ -223,9 +223,9 @@ pub enum ImageCallError {
 impl Images for ImageClient {
     type Error = ImageCallError;
 
-    fn list(&self) -> Result<Vec<SeenImage>, ImageCallError> {
+    fn list(&self) -> Result<Vec<RuntimeImage>, ImageCallError> {
         let images = self.list_images().map_err(ImageCallError::Cri)?;
-        Ok(images.into_iter().map(SeenImage::from).collect())
+        Ok(images.into_iter().map(RuntimeImage::from).collect())
     }
 
     fn remove(&self, id: &ImageRef) -> Result<(), ImageCallError> {
@@ -490,8 +490,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn image(id: &str) -> SeenImage {
-        SeenImage { id: id.into(), names: vec![format!("{id}:tag")], size_bytes: 10, pinned: false }
+    fn image(id: &str) -> RuntimeImage {
+        RuntimeImage { id: id.into(), names: vec![format!("{id}:tag")], size_bytes: 10, pinned: false }
     }
 
     fn used(ids: &[&str]) -> BTreeSet<ImageRef> {
@@ -571,7 +571,7 @@ mod tests {
     struct Injected;
 
     struct Fake {
-        images: RefCell<Vec<SeenImage>>,
+        images: RefCell<Vec<RuntimeImage>>,
         disk: DiskUse,
         keeps: &'static str,
         /// Whether the list fails.
@@ -581,7 +581,7 @@ mod tests {
     impl Images for Fake {
         type Error = Injected;
 
-        fn list(&self) -> Result<Vec<SeenImage>, Injected> {
+        fn list(&self) -> Result<Vec<RuntimeImage>, Injected> {
             if self.fails {
                 return Err(Injected);
             }

@@ -5,7 +5,7 @@ use crate::transport::generated::runtime::{Image, ImageSpec};
 
 /// An image as the runtime lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenImage {
+pub struct RuntimeImage {
     /// Its id.
     pub id: ImageRef,
     /// Its tags and digests.
@@ -16,9 +16,9 @@ pub struct SeenImage {
     pub pinned: bool,
 }
 
-impl From<Image> for SeenImage {
-    fn from(image: Image) -> SeenImage {
-        SeenImage {
+impl From<Image> for RuntimeImage {
+    fn from(image: Image) -> RuntimeImage {
+        RuntimeImage {
             id: ImageRef::from(image.id),
             names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
             size_bytes: image.size,

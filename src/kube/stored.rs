@@ -28,17 +28,17 @@ pub(super) struct StoredToken {
 
 /// What a token is requested for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TokenName<'a> {
+pub(super) struct TokenParameters<'a> {
     pub(super) namespace: &'a str,
     pub(super) account: &'a str,
     pub(super) audience: &'a str,
     pub(super) seconds: Option<i64>,
 }
 
-impl TokenName<'_> {
+impl TokenParameters<'_> {
     /// The key of the token of the pod with this UID.
     pub(super) fn key(&self, uid: &str) -> StoredKey {
-        let TokenName { namespace, account, audience, seconds } = self;
+        let TokenParameters { namespace, account, audience, seconds } = self;
         let seconds = seconds.map(|seconds| seconds.to_string()).unwrap_or_default();
         let digest = sha256_hex(format!("{namespace}\0{account}\0{audience}\0{seconds}").as_bytes());
         StoredKey::new(StoredKind::Token, &format!("{uid}/{}", digest.get(..DIGITS).unwrap_or_default()))

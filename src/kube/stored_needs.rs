@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::objects::references;
 use super::objects::stored_object::object_key;
 use super::stored::{
-    MASTER_NAMESPACE, TokenName, attachment_key, certificate_key, claim_key, class_key, driver_key,
+    MASTER_NAMESPACE, TokenParameters, attachment_key, certificate_key, claim_key, class_key, driver_key,
     secret_key, services_key, volume_key,
 };
 use super::trust_bundles::{self, bundles_key};
@@ -85,7 +85,7 @@ impl Needs<'_> {
 
     fn token(&mut self, audience: &str, seconds: Option<i64>) {
         let account = self.pod.spec().service_account_name.as_deref().unwrap_or_default();
-        let name = TokenName { namespace: self.pod.namespace(), account, audience, seconds };
+        let name = TokenParameters { namespace: self.pod.namespace(), account, audience, seconds };
         self.add(name.key(self.pod.uid().as_str()));
     }
 

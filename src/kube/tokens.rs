@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::stored::{StoredToken, TokenName};
+use super::stored::{StoredToken, TokenParameters};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::offline::{Key as StoredKey, Offline};
@@ -135,7 +135,7 @@ impl Key {
 
     fn stored_key(&self, uid: &PodUid) -> StoredKey {
         let Key { namespace, account, audience, seconds } = self;
-        TokenName { namespace, account, audience, seconds: *seconds }.key(uid.as_str())
+        TokenParameters { namespace, account, audience, seconds: *seconds }.key(uid.as_str())
     }
 }
 

@@ -2,7 +2,7 @@
 
 /// The newest verdict on one container instance and one kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// The container has no such probe.
     #[default]
     NoProbe,
@@ -18,9 +18,9 @@ pub enum Verdict {
     Failure,
 }
 
-impl Verdict {
+impl ProbeVerdict {
     /// Whether a startup probe with this verdict allows the other probes to run.
     pub(crate) fn allows_other_probes(self) -> bool {
-        matches!(self, Verdict::NoProbe | Verdict::Success)
+        matches!(self, ProbeVerdict::NoProbe | ProbeVerdict::Success)
     }
 }

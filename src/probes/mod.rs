@@ -39,7 +39,7 @@ use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::util::mailbox::Post;
 use crate::util::threads::Died;
 
@@ -83,7 +83,7 @@ impl Probes {
 
     /// The verdict of one kind of probe on an instance.
     #[must_use]
-    pub fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {
+    pub fn verdict(&self, kind: Kind, id: &ContainerId) -> ProbeVerdict {
         self.shared.verdict(kind, id)
     }
 

@@ -8,18 +8,18 @@ use std::time::Instant;
 use super::check::ProbeRun;
 use super::container::ContainerIndex;
 use super::permits::{EXEC_WEIGHT, NETWORK_WEIGHT};
-use super::state::{Kind, Origin, Outcome, StartupState, State, Timing};
+use super::state::{InstanceOrigin, InstanceState, Kind, Outcome, ProbeSettings, State};
 use super::verdicts::Verdicts;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::util::stop::StopToken;
 
 /// The newest instance of a container.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
     pub(super) id: ContainerId,
-    pub(super) origin: Origin,
+    pub(super) origin: InstanceOrigin,
     /// When it started, if it runs.
     pub(super) running_since: Option<Instant>,
     pub(super) verdicts: Arc<Verdicts>,
@@ -79,7 +79,7 @@ pub(super) enum Effect {
     Stale,
     Counted,
     /// It changed the verdict to this: the pod's worker has to act.
-    Changed(Verdict),
+    Changed(ProbeVerdict),
 }
 
 /// One probe of one container.
@@ -96,7 +96,7 @@ impl Probe {
         kind: Kind,
         container: ContainerIndex,
         pod: Pod,
-        timing: Timing,
+        timing: ProbeSettings,
         first_tick: Instant,
     ) -> Probe {
         Probe { kind, container, pod, state: State::new(kind, timing, first_tick), target: Target::default() }
@@ -170,9 +170,9 @@ impl Probe {
         if changed { Effect::Changed(verdict) } else { Effect::Counted }
     }
 
-    fn startup(&self) -> StartupState {
+    fn startup(&self) -> InstanceState {
         let instance = self.target.instance.as_ref();
-        StartupState {
+        InstanceState {
             running_since: instance.and_then(|instance| instance.running_since),
             started: instance.is_some_and(|instance| instance.verdicts.has_started()),
         }

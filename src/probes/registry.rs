@@ -13,13 +13,13 @@ use super::container::{ContainerIndex, probed_containers};
 use super::counters::{ProbeCounters, Tally};
 use super::parking::Parking;
 use super::probe::{Instance, Probe, Target, Update};
-use super::state::{Kind, Origin, Timing};
+use super::state::{InstanceOrigin, Kind, ProbeSettings};
 use super::verdicts::Verdicts;
 use crate::model::api::ContainerStatus as ReportedStatus;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::util::backoff::random_unit;
 use crate::util::mailbox::{Inbox, Post, mailbox};
 use crate::util::stop::{self, StopSource};
@@ -83,7 +83,7 @@ enum Thread<T> {
 
 struct ProbeHandle<T> {
     kind: Kind,
-    timing: Timing,
+    timing: ProbeSettings,
     first_tick: Instant,
     post: Post<(), Update>,
     inbox: Arc<Inbox<(), Update>>,
@@ -182,8 +182,8 @@ impl<T> Registry<T> {
         }
     }
 
-    pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {
-        self.verdicts.get(id).map_or(Verdict::NoProbe, |verdicts| verdicts.get(kind))
+    pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> ProbeVerdict {
+        self.verdicts.get(id).map_or(ProbeVerdict::NoProbe, |verdicts| verdicts.get(kind))
     }
 
     /// Passes the state of a pod to the threads of its probes. Returns the threads to start; the
@@ -228,7 +228,7 @@ impl<T> Registry<T> {
                     // Later instances were started by this agent, whatever the clock says.
                     let origin = match is_new {
                         true => origin(newest, reported(pod, &newest.id), self.started.wall),
-                        false => Origin::Fresh,
+                        false => InstanceOrigin::Fresh,
                     };
                     let current = container.begin(newest.id.clone(), origin);
                     self.verdicts.insert(newest.id.clone(), current);
@@ -292,7 +292,7 @@ impl<T> Registry<T> {
             probes: Kind::ALL
                 .into_iter()
                 .filter_map(|kind| {
-                    let timing = Timing::from_probe(kind.find_probe(container)?);
+                    let timing = ProbeSettings::from_probe(kind.find_probe(container)?);
                     let (post, inbox) = mailbox(Update::merge);
                     Some(ProbeHandle {
                         kind,
@@ -369,9 +369,9 @@ impl<T> ProbedContainer<T> {
     }
 
     /// Makes a new instance the current one.
-    fn begin(&mut self, id: ContainerId, origin: Origin) -> Arc<Verdicts> {
+    fn begin(&mut self, id: ContainerId, origin: InstanceOrigin) -> Arc<Verdicts> {
         let has = |kind| self.probes.iter().any(|handle| handle.kind == kind);
-        let first = |kind| if has(kind) { origin.first_verdict(kind) } else { Verdict::NoProbe };
+        let first = |kind| if has(kind) { origin.first_verdict(kind) } else { ProbeVerdict::NoProbe };
         let verdicts = Arc::new(Verdicts::new(first));
         let (end, stop) = stop::pair();
         let instance = Instance { id, origin, running_since: None, verdicts: Arc::clone(&verdicts), stop };
@@ -404,7 +404,7 @@ impl<T> ProbedContainer<T> {
         let running = instance.as_ref().filter(|instance| instance.running_since.is_some());
         let trigger = handle.kind == Kind::Readiness
             && running.is_some_and(|instance| {
-                instance.verdicts.has_started() && instance.verdicts.get(handle.kind) != Verdict::Success
+                instance.verdicts.has_started() && instance.verdicts.get(handle.kind) != ProbeVerdict::Success
             });
         let needs_thread = handle.thread.is_none();
         if needs_thread && (running.is_none() || handle.ended) {
@@ -456,14 +456,18 @@ fn reported<'a>(pod: &'a Pod, id: &ContainerId) -> Option<&'a ReportedStatus> {
     })
 }
 
-fn origin(newest: &ContainerStatus, reported: Option<&ReportedStatus>, agent_started: Timestamp) -> Origin {
+fn origin(
+    newest: &ContainerStatus,
+    reported: Option<&ReportedStatus>,
+    agent_started: Timestamp,
+) -> InstanceOrigin {
     let older = newest.started_at.is_some_and(|started| {
         Duration::try_from(agent_started.duration_since(started)).is_ok_and(|age| age > ADOPTED_AGE)
     });
     match (older, reported.and_then(|status| status.started)) {
-        (false, _) => Origin::Fresh,
-        (true, Some(true)) => Origin::AdoptedStarted,
-        (true, _) => Origin::Adopted,
+        (false, _) => InstanceOrigin::Fresh,
+        (true, Some(true)) => InstanceOrigin::AdoptedStarted,
+        (true, _) => InstanceOrigin::Adopted,
     }
 }
 

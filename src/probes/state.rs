@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::model::api::{Container, Probe};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 
 /// Triggered runs of one probe are at least this far apart.
 ///
@@ -61,20 +61,20 @@ pub(super) enum Outcome {
 
 /// The settings of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Timing {
+pub(super) struct ProbeSettings {
     pub(super) initial_delay: Duration,
     pub(super) period: Duration,
     pub(super) success_threshold: u32,
     pub(super) failure_threshold: u32,
 }
 
-impl Timing {
+impl ProbeSettings {
     /// The numbers of `probe`, with the API's defaults for what is absent or zero.
-    pub(super) fn from_probe(probe: &Probe) -> Timing {
+    pub(super) fn from_probe(probe: &Probe) -> ProbeSettings {
         let number = |value: Option<i32>, absent: u32| {
             value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(absent)
         };
-        Timing {
+        ProbeSettings {
             initial_delay: Duration::from_secs(number(probe.initial_delay_seconds, 0).into()),
             period: Duration::from_secs(number(probe.period_seconds, 10).into()),
             success_threshold: number(probe.success_threshold, 1),
@@ -85,7 +85,7 @@ impl Timing {
 
 /// How a container instance became known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum InstanceOrigin {
     /// This agent saw it start.
     Fresh,
     /// It ran before this agent started.
@@ -94,20 +94,20 @@ pub(super) enum Origin {
     AdoptedStarted,
 }
 
-impl Origin {
+impl InstanceOrigin {
     /// The verdict before the first result.
-    pub(super) fn first_verdict(self, kind: Kind) -> Verdict {
+    pub(super) fn first_verdict(self, kind: Kind) -> ProbeVerdict {
         match (self, kind) {
-            (Origin::Fresh, _) => Verdict::Pending,
-            (Origin::AdoptedStarted, Kind::Startup) => Verdict::Success,
-            (Origin::Adopted | Origin::AdoptedStarted, _) => Verdict::Assumed,
+            (InstanceOrigin::Fresh, _) => ProbeVerdict::Pending,
+            (InstanceOrigin::AdoptedStarted, Kind::Startup) => ProbeVerdict::Success,
+            (InstanceOrigin::Adopted | InstanceOrigin::AdoptedStarted, _) => ProbeVerdict::Assumed,
         }
     }
 }
 
 /// Whether the container runs and has started, on which its other probes depend.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct StartupState {
+pub(super) struct InstanceState {
     /// When the newest instance started, if it runs.
     pub(super) running_since: Option<Instant>,
     /// Whether its startup probe, if any, has passed.
@@ -117,8 +117,8 @@ pub(super) struct StartupState {
 #[derive(Debug)]
 pub(super) struct State {
     kind: Kind,
-    timing: Timing,
-    verdict: Verdict,
+    timing: ProbeSettings,
+    verdict: ProbeVerdict,
     /// No runs until the next instance.
     held: bool,
     /// No runs any more.
@@ -137,11 +137,11 @@ pub(super) struct State {
 
 impl State {
     /// A probe whose first tick is at `first`.
-    pub(super) fn new(kind: Kind, timing: Timing, first: Instant) -> State {
+    pub(super) fn new(kind: Kind, timing: ProbeSettings, first: Instant) -> State {
         State {
             kind,
             timing,
-            verdict: Verdict::Pending,
+            verdict: ProbeVerdict::Pending,
             held: false,
             ended: false,
             last: None,
@@ -154,7 +154,7 @@ impl State {
         }
     }
 
-    pub(super) fn verdict(&self) -> Verdict {
+    pub(super) fn verdict(&self) -> ProbeVerdict {
         self.verdict
     }
 
@@ -170,9 +170,9 @@ impl State {
 
     /// A new instance: the verdict on the earlier one is void. The count of equal results
     /// continues, as upstream. A check of the older instance that is in progress does not count.
-    pub(super) fn instance(&mut self, origin: Origin) {
+    pub(super) fn instance(&mut self, origin: InstanceOrigin) {
         self.verdict = origin.first_verdict(self.kind);
-        self.held = self.verdict == Verdict::Success;
+        self.held = self.verdict == ProbeVerdict::Success;
         self.checking = false;
         self.again = false;
         self.due = None;
@@ -185,7 +185,7 @@ impl State {
     }
 
     /// Sets or clears the time of the next run after anything may have changed.
-    pub(super) fn schedule(&mut self, startup: StartupState, now: Instant) {
+    pub(super) fn schedule(&mut self, startup: InstanceState, now: Instant) {
         let waits = self.held || self.ended || (self.kind != Kind::Startup && !startup.started);
         let Some(since) = startup.running_since.filter(|_| !waits) else {
             self.due = None;
@@ -202,10 +202,10 @@ impl State {
     ///
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
     /// run and restarts the period.
-    pub(super) fn trigger(&mut self, startup: StartupState, now: Instant) {
+    pub(super) fn trigger(&mut self, startup: InstanceState, now: Instant) {
         // An adopted instance that stays in service runs at its first tick, which is spread.
-        let spread = self.verdict == Verdict::Assumed && self.last_start.is_none() && self.tick > now;
-        if self.verdict == Verdict::Success || spread {
+        let spread = self.verdict == ProbeVerdict::Assumed && self.last_start.is_none() && self.tick > now;
+        if self.verdict == ProbeVerdict::Success || spread {
             return;
         }
         if self.checking {
@@ -232,7 +232,7 @@ impl State {
 
     /// A run on the present instance ended; without an `outcome` it does not count. Returns whether
     /// the verdict changed.
-    pub(super) fn finish(&mut self, outcome: Option<Outcome>, startup: StartupState, now: Instant) -> bool {
+    pub(super) fn finish(&mut self, outcome: Option<Outcome>, startup: InstanceState, now: Instant) -> bool {
         self.checking = false;
         let changed = outcome.is_some_and(|outcome| self.count(outcome));
         let waits = self.held || self.ended || startup.running_since.is_none();
@@ -250,21 +250,23 @@ impl State {
         self.run = if self.last == Some(outcome) { self.run.saturating_add(1) } else { 1 };
         self.last = Some(outcome);
         let (needed, verdict) = match outcome {
-            Outcome::Success => (self.timing.success_threshold, Verdict::Success),
-            Outcome::Failure => (self.timing.failure_threshold, Verdict::Failure),
+            Outcome::Success => (self.timing.success_threshold, ProbeVerdict::Success),
+            Outcome::Failure => (self.timing.failure_threshold, ProbeVerdict::Failure),
         };
         if self.run < needed {
             // An adopted instance that does not respond may never have started.
-            let doubt = self.kind == Kind::Startup && self.verdict == Verdict::Assumed;
+            let doubt = self.kind == Kind::Startup && self.verdict == ProbeVerdict::Assumed;
             if doubt {
-                self.verdict = Verdict::Pending;
+                self.verdict = ProbeVerdict::Pending;
             }
             return doubt;
         }
         // The result may equal the state that an undecided probe already shows.
         let same = match (self.verdict, self.kind) {
-            (Verdict::Pending, Kind::Readiness) => verdict == Verdict::Failure,
-            (Verdict::Pending | Verdict::Assumed, Kind::Liveness) => verdict == Verdict::Success,
+            (ProbeVerdict::Pending, Kind::Readiness) => verdict == ProbeVerdict::Failure,
+            (ProbeVerdict::Pending | ProbeVerdict::Assumed, Kind::Liveness) => {
+                verdict == ProbeVerdict::Success
+            }
             (before, _) => before == verdict,
         };
         self.verdict = verdict;

@@ -87,15 +87,15 @@ fn readiness_follows_checks_and_reports_failures() {
         "failureThreshold": 2});
     let (pod, id) = (pod(json!({"readinessProbe": get})), ContainerId::from("c1"));
     fixture.probes.sync(&pod, &running("c1"), false);
-    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Pending);
-    assert_eq!(fixture.probes.verdict(Kind::Liveness, &id), Verdict::NoProbe);
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), ProbeVerdict::Pending);
+    assert_eq!(fixture.probes.verdict(Kind::Liveness, &id), ProbeVerdict::NoProbe);
     fixture.posts.bell().recv_timeout(LONG).unwrap();
     assert!(fixture.posts.drain().contains_key(pod.uid()));
-    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Success);
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), ProbeVerdict::Success);
 
     status.store(503, Ordering::SeqCst);
     fixture.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Failure);
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), ProbeVerdict::Failure);
     let raised: Vec<Box<Event>> = fixture.events.try_iter().collect();
     assert!(raised.len() >= 2, "every failed check raises an event: {raised:?}");
     assert_eq!(raised[0].message, "Readiness probe failed: HTTP probe failed with statuscode: 503");
@@ -113,7 +113,7 @@ fn hanging_check_delays_no_other_and_ends_with_its_pod() {
     let hanging = pod(json!({"livenessProbe": get(port), "readinessProbe": get(good)}));
     fixture.probes.sync(&hanging, &running("c1"), false);
     fixture.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(fixture.probes.verdict(Kind::Readiness, &"c1".into()), Verdict::Success);
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &"c1".into()), ProbeVerdict::Success);
     fixture.probes.forget(hanging.uid());
     assert_eq!(fixture.probes.count(), 0);
     // This would wait for ten minutes if the check continued.
@@ -151,11 +151,11 @@ fn startup_result_lets_liveness_run_without_its_worker() {
     fixture.events.recv_timeout(LONG).unwrap();
     let counters_of =
         |kind| fixture.probes.counters().into_iter().find(|counters| counters.kind == kind).unwrap();
-    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Pending);
+    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), ProbeVerdict::Pending);
     assert_eq!(counters_of(Kind::Liveness).failed, 0);
     status.store(200, Ordering::SeqCst);
     fixture.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Success);
+    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), ProbeVerdict::Success);
     let begun = std::time::Instant::now();
     while counters_of(Kind::Liveness).successful == 0 {
         assert!(begun.elapsed() < LONG, "liveness does not run");
@@ -192,7 +192,7 @@ fn thread_of_a_passed_startup_probe_ends_until_the_next_instance() {
     for id in ["c1", "c2"] {
         fixture.probes.sync(&pod, &running(id), false);
         fixture.posts.bell().recv_timeout(LONG).unwrap();
-        assert_eq!(fixture.probes.verdict(Kind::Startup, &id.into()), Verdict::Success);
+        assert_eq!(fixture.probes.verdict(Kind::Startup, &id.into()), ProbeVerdict::Success);
         let begun = std::time::Instant::now();
         while threads() > 0 {
             assert!(begun.elapsed() < LONG, "the thread does not end");

@@ -19,7 +19,7 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::PodRuntime;
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::memory;
@@ -124,7 +124,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {
+    pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> ProbeVerdict {
         self.locked().registry.verdict(kind, id)
     }
 

@@ -89,14 +89,14 @@ pub(crate) fn memory_bytes(roots: &Roots) -> Option<u64> {
 
 /// The topology of the online processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Topology {
+pub struct CpuTopology {
     /// Cores: processors that share one are its threads.
     pub cores: usize,
     /// Packages of cores.
     pub sockets: usize,
 }
 
-impl Topology {
+impl CpuTopology {
     /// Reads it from sysfs; zeros where the kernel has no such files.
     pub fn read(roots: &Roots) -> Self {
         let dir = roots.sys.join("devices/system/cpu");
@@ -116,7 +116,7 @@ impl Topology {
                 }
             }
         }
-        Topology { cores: cores.len(), sockets: sockets.len() }
+        CpuTopology { cores: cores.len(), sockets: sockets.len() }
     }
 }
 
@@ -293,7 +293,7 @@ mod tests {
     fn cores_packages_and_modules() {
         let dir = tempfile::tempdir().unwrap();
         let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
-        assert_eq!(Topology::read(&roots), Topology::default());
+        assert_eq!(CpuTopology::read(&roots), CpuTopology::default());
         assert!(dimms(&roots).is_empty());
         let put = |path: String, content: &str| {
             let path = roots.sys.join("devices/system").join(path);
@@ -307,7 +307,7 @@ mod tests {
         }
         put("cpu/cpu6/online".into(), "0\n");
         put("cpu/cpufreq/topology/core_id".into(), "9\n");
-        assert_eq!(Topology::read(&roots), Topology { cores: 4, sockets: 2 });
+        assert_eq!(CpuTopology::read(&roots), CpuTopology { cores: 4, sockets: 2 });
         for (module, kind, size) in
             [("mc0/dimm0", "DDR4", "8192\n"), ("mc0/dimm1", "DDR4", "4096\n"), ("mc1/dimm0", "NVDIMM", "x\n")]
         {

@@ -11,7 +11,7 @@ use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
 use crate::model::runtime::{PodRuntime, SandboxState};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 
 use super::containers::{self, Kind, all_statuses};
 use super::inputs::{Inputs, NodeAddresses, generation};
@@ -160,10 +160,10 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
             let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
             let old = before_of(container);
             let id = inputs.runtime.newest(&container.name).map(|newest| &newest.id);
-            let verdict = |probe: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(probe) {
-                None | Some(Verdict::NoProbe | Verdict::Success) => true,
-                Some(Verdict::Failure | Verdict::Pending) => false,
-                Some(Verdict::Assumed) => was,
+            let verdict = |probe: &dyn Fn(&ContainerId) -> ProbeVerdict, was: bool| match id.map(probe) {
+                None | Some(ProbeVerdict::NoProbe | ProbeVerdict::Success) => true,
+                Some(ProbeVerdict::Failure | ProbeVerdict::Pending) => false,
+                Some(ProbeVerdict::Assumed) => was,
             };
             let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
             // Ephemeral containers have no probes that show whether they have started.

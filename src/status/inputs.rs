@@ -10,7 +10,7 @@ use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::model::runtime::PodRuntime;
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 
 /// Why the last attempt to start a container failed; stored until an attempt succeeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,9 +63,9 @@ pub struct Inputs<'a> {
     /// Why the plan needs a new sandbox; `None`: the present one can be used.
     pub sandbox_problem: Option<&'a str>,
     /// Readiness of a container instance.
-    pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
+    pub readiness: &'a dyn Fn(&ContainerId) -> ProbeVerdict,
     /// Startup of a container instance.
-    pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+    pub startup: &'a dyn Fn(&ContainerId) -> ProbeVerdict,
     /// The conditions that show a resize.
     pub resize_conditions: &'a [PodCondition],
     /// The pod with the resources that it and its containers still have while a resize is open;
@@ -93,8 +93,8 @@ impl<'a> Inputs<'a> {
             node,
             runtime_name: "containerd",
             sandbox_problem: None,
-            readiness: &|_| Verdict::NoProbe,
-            startup: &|_| Verdict::NoProbe,
+            readiness: &|_| ProbeVerdict::NoProbe,
+            startup: &|_| ProbeVerdict::NoProbe,
             resize_conditions: &[],
             actual_pod: None,
             memory_request: &|_| None,

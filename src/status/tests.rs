@@ -14,7 +14,7 @@ use crate::model::runtime::{
     AppliedResources, ContainerState, ContainerStatus as Instance, LinuxUser, PodRuntime, SandboxState,
     SandboxStatus,
 };
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::util::testing::{Table, table, table_of_policies};
 
 pub(super) fn timestamp(second: i64) -> Timestamp {
@@ -316,7 +316,8 @@ fn first_status_of_an_api_pod_equals_the_go_kubelets() {
 fn phase(spec: Value, case: &str) -> String {
     let (now, words) = split(case);
     let pod = if words.contains("static") { static_pod(spec) } else { api_pod(spec) };
-    let startup = if words.contains("startup:Pending") { Verdict::Pending } else { Verdict::NoProbe };
+    let startup =
+        if words.contains("startup:Pending") { ProbeVerdict::Pending } else { ProbeVerdict::NoProbe };
     let (runtime, node) = (runtime(instances(now)), NodeAddresses::default());
     let status = compose(&Inputs {
         terminal: words.contains("terminal"),
@@ -582,11 +583,11 @@ fn a_start_failure_is_shown_only_if_the_container_will_start() {
 #[test]
 fn started_and_ready_follow_the_probes() {
     let verdict = |text: &str| match text {
-        "Assumed" => Verdict::Assumed,
-        "Failure" => Verdict::Failure,
-        "NoProbe" => Verdict::NoProbe,
-        "Pending" => Verdict::Pending,
-        "Success" => Verdict::Success,
+        "Assumed" => ProbeVerdict::Assumed,
+        "Failure" => ProbeVerdict::Failure,
+        "NoProbe" => ProbeVerdict::NoProbe,
+        "Pending" => ProbeVerdict::Pending,
+        "Success" => ProbeVerdict::Success,
         other => panic!("{other}"),
     };
     let pod = api_pod(json!({"containers": [{"name": "c"}]}));
@@ -631,7 +632,7 @@ fn started_and_ready_follow_the_probes() {
 /// status from before the start is only in the API server's object.
 #[test]
 fn pod_that_is_not_ready_stays_so_over_a_restart_of_the_agent() {
-    use Verdict::{Assumed, NoProbe};
+    use ProbeVerdict::{Assumed, NoProbe};
     let node = NodeAddresses::default();
     for (sidecar, regular, startup) in [
         (None, &["a"][..], NoProbe),
@@ -677,7 +678,7 @@ fn readiness_of_a_terminating_pod_follows_its_probes() {
     let pod = api_pod(json!({"containers": [{"name": "c"}]}));
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
-    for (readiness, expected) in [(Verdict::Success, true), (Verdict::Failure, false)] {
+    for (readiness, expected) in [(ProbeVerdict::Success, true), (ProbeVerdict::Failure, false)] {
         let status = compose(&Inputs {
             deleting: true,
             readiness: &|_| readiness,

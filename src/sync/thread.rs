@@ -23,7 +23,7 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::{Pod, SourceName};
 use crate::model::restart::RuleGates;
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::node::{self, NodeReader, NodeWatch};
 use crate::observe::{ExitedContainers, Observe, ObservedChange};
 use crate::offline::Offline;
@@ -562,9 +562,9 @@ impl Loop {
                 let id = ContainerId::from(full.split_once("://").map_or(full, |(_, id)| id));
                 let now = Timestamp::now();
                 match self.deps.probes.verdict(Kind::Readiness, &id) {
-                    Verdict::Success => self.deps.status.set_ready(pod, full, true, now),
-                    Verdict::Failure => self.deps.status.set_ready(pod, full, false, now),
-                    Verdict::NoProbe | Verdict::Pending | Verdict::Assumed => continue,
+                    ProbeVerdict::Success => self.deps.status.set_ready(pod, full, true, now),
+                    ProbeVerdict::Failure => self.deps.status.set_ready(pod, full, false, now),
+                    ProbeVerdict::NoProbe | ProbeVerdict::Pending | ProbeVerdict::Assumed => continue,
                 };
             }
         }

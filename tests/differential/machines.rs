@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use coracle::kernel_readers::{Machine, Roots, Topology, dimms};
+use coracle::kernel_readers::{CpuTopology, Machine, Roots, dimms};
 use coracle::placement::machine::{Machine as Processors, MachineError};
 use coracle::placement::numa_nodes;
 use serde_json::{Value, json};
@@ -476,8 +476,8 @@ fn counts_of_both(tree: &Tree, theirs: &Value) -> Verdict {
     if list_of(&online.into_iter().collect()) != text.trim() {
         return Verdict::RefusedByGo;
     }
-    let Topology { cores, sockets } =
-        Topology::read(&Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys") });
+    let CpuTopology { cores, sockets } =
+        CpuTopology::read(&Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys") });
     let count = |index: usize| theirs["cores"]["ok"][index].as_u64().unwrap() as usize;
     same("cores and sockets", Ok([cores, sockets]), Ok([count(0), count(1)]))
 }

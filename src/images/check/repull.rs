@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::super::listed::{SeenImage, spec};
+use super::super::listed::{RuntimeImage, spec};
 use super::checker::Checker;
 use super::missing::{CheckNamespace, Reservation};
 use super::storage::{self, Unpacked};
@@ -90,7 +90,7 @@ impl Repull<'_> {
         // Meanwhile it may have got another name.
         let now = checker.images.image_status(spec(&unpacked.id)).map_err(|error| error.to_string())?;
         let now = now.ok_or("the runtime does not have the image any more")?;
-        let SeenImage { names: listed, pinned, .. } = SeenImage::from(now);
+        let RuntimeImage { names: listed, pinned, .. } = RuntimeImage::from(now);
         let now = Unpacked { names: listed, pinned, ..unpacked.clone() };
         removable(requested, &now, &self.sandbox_images()?)?;
         reservation.removing();

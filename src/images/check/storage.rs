@@ -20,7 +20,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 
-use super::super::listed::{SeenImage, spec};
+use super::super::listed::{RuntimeImage, spec};
 use super::documents::{Document, Info, MAX_LAYERS, StoredImage, StoredLayer};
 use super::usage::{Meter, Metered};
 use crate::cri::ImageClient;
@@ -105,7 +105,7 @@ pub(super) fn find(
     let places = images.image_fs_info().map_err(unknown)?.image_filesystems;
     let place = places.first().and_then(|place| place.fs_id.as_ref());
     let place = PathBuf::from(place.map(|id| id.mountpoint.clone()).unwrap_or_default());
-    let SeenImage { id, names, pinned, .. } = SeenImage::from(status);
+    let RuntimeImage { id, names, pinned, .. } = RuntimeImage::from(status);
     let mut unpacked = Unpacked { id: id.to_string(), names, pinned, layers: Vec::new(), store: None };
     let base = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let root = place.parent().unwrap_or(Path::new("/"));

@@ -32,7 +32,7 @@ use crate::util::lock::LockExt;
 use crate::util::permits::{NoPermit, Permits};
 use crate::util::stop::StopToken;
 
-use super::listed::{SeenImage, requested as spec};
+use super::listed::{RuntimeImage, requested as spec};
 use super::set::{ImageSet, SetLookup};
 use credentials::{Credential, Keyring};
 use providers::Providers;
@@ -339,7 +339,7 @@ impl ImagePuller {
     }
 
     /// Updates the records with the list of images.
-    pub(super) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
+    pub(super) fn settle(&self, images: &[RuntimeImage], listed_at: Timestamp) {
         self.records.settle(images, listed_at);
     }
 

@@ -18,7 +18,7 @@ use crate::model::metrics;
 use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256, state_files, untrusted};
 
-use super::super::listed::SeenImage;
+use super::super::listed::RuntimeImage;
 use crate::model::image_name::{listed_name, repository};
 use crate::util::lock::LockExt;
 
@@ -347,7 +347,7 @@ impl Records {
     /// Cleans up after crashes and removals, with a list of the images. Pulls that a crashed agent
     /// did not finish become records without credentials, so that the next pod needs a proof;
     /// records of removed images are deleted.
-    pub(super) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
+    pub(super) fn settle(&self, images: &[RuntimeImage], listed_at: Timestamp) {
         if !self.is_on() {
             return;
         }
@@ -506,8 +506,8 @@ mod tests {
         Records::new(dir.path(), verification)
     }
 
-    fn seen(id: &str, name: &str) -> SeenImage {
-        SeenImage { id: id.into(), names: vec![name.to_owned()], size_bytes: 1, pinned: false }
+    fn seen(id: &str, name: &str) -> RuntimeImage {
+        RuntimeImage { id: id.into(), names: vec![name.to_owned()], size_bytes: 1, pinned: false }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
 
-use super::super::listed::{SeenImage, requested};
+use super::super::listed::{RuntimeImage, requested};
 use super::SetDeps;
 use super::pulls::NextPull;
 use super::shared::Shared;
@@ -117,7 +117,7 @@ impl Puller {
         };
         self.lists.end();
         let listed: HashSet<String> =
-            images.into_iter().flat_map(|image| SeenImage::from(image).names).collect();
+            images.into_iter().flat_map(|image| RuntimeImage::from(image).names).collect();
         let set = self.shared.lock_set().clone();
         let wanted = set.images();
         let wanted = wanted.iter().map(|(name, (_, image))| (*name, image.target.as_str()));

@@ -20,7 +20,7 @@ fn names(keys: &BTreeSet<StoredKey>) -> Vec<String> {
 }
 
 fn token(audience: &str, seconds: Option<i64>) -> StoredKey {
-    TokenName { namespace: "n", account: "a", audience, seconds }.key("u")
+    TokenParameters { namespace: "n", account: "a", audience, seconds }.key("u")
 }
 
 #[test]
@@ -192,8 +192,8 @@ fn tokens_of_different_requests_have_different_names() {
         token("", Some(600)),
         token("a", None),
         token("a", Some(600)),
-        TokenName { namespace: "n", account: "b", audience: "", seconds: None }.key("u"),
-        TokenName { namespace: "n", account: "a", audience: "", seconds: None }.key("v"),
+        TokenParameters { namespace: "n", account: "b", audience: "", seconds: None }.key("u"),
+        TokenParameters { namespace: "n", account: "a", audience: "", seconds: None }.key("v"),
     ];
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
     assert!(keys[0].belongs_to("u") && keys[5].belongs_to("v"));

@@ -5,7 +5,7 @@
 
 use super::Shared;
 use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values, unprotected};
-use crate::cgroups::{CgroupChanges, CgroupError, Cgroups, Name, Values};
+use crate::cgroups::{CgroupError, CgroupWrites, Cgroups, Name, Values};
 use crate::model::pod::QosClass;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
@@ -42,7 +42,7 @@ impl Shared {
         for name in [layout.pods(), &layout.tier(QosClass::Burstable)] {
             let Some(values) = unprotected(&access.read(name)) else { continue };
             log::info!("memory is no longer protected in {}", layout.path(name));
-            if let Err(error) = access.update(name, &values, stop).and_then(CgroupChanges::into_result) {
+            if let Err(error) = access.update(name, &values, stop).and_then(CgroupWrites::into_result) {
                 log::warn!("cannot reset the protected memory: {error}");
             }
         }

@@ -4,7 +4,7 @@ use crate::model::api::Container;
 use crate::model::pod::is_sidecar;
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 
 use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_twins};
 
@@ -196,7 +196,7 @@ fn is_retried(inputs: &Inputs, container: &Container, exit_code: i32) -> bool {
 
 /// Whether a running sidecar's startup probe (if any) has passed.
 fn started(inputs: &Inputs, container: &Container, status: &ContainerStatus) -> bool {
-    container.startup_probe.is_none() || (inputs.startup)(&status.id) == Verdict::Success
+    container.startup_probe.is_none() || (inputs.startup)(&status.id) == ProbeVerdict::Success
 }
 
 /// Why a running sidecar has to be replaced.
@@ -204,10 +204,10 @@ fn defect(inputs: &Inputs, container: &Container, status: &ContainerStatus) -> O
     if definition_changed(container, status) {
         return Some(KillReason::DefinitionChanged);
     }
-    if container.startup_probe.is_some() && (inputs.startup)(&status.id) == Verdict::Failure {
+    if container.startup_probe.is_some() && (inputs.startup)(&status.id) == ProbeVerdict::Failure {
         return Some(KillReason::StartupProbe);
     }
-    if container.liveness_probe.is_some() && (inputs.liveness)(&status.id) == Verdict::Failure {
+    if container.liveness_probe.is_some() && (inputs.liveness)(&status.id) == ProbeVerdict::Failure {
         return Some(KillReason::LivenessProbe);
     }
     None

@@ -24,7 +24,7 @@ use crate::model::pod::{Pod, container_hash};
 use crate::model::pod_size::MAX_CONTAINERS;
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 use crate::probes::{self, Kind};
 
 pub use reset::Reset;
@@ -39,10 +39,10 @@ pub struct Inputs<'a> {
     /// The sandboxes and containers of the runtime.
     pub runtime: &'a PodRuntime,
     /// Liveness of a container instance; only `Failure` matters.
-    pub liveness: &'a dyn Fn(&ContainerId) -> Verdict,
+    pub liveness: &'a dyn Fn(&ContainerId) -> ProbeVerdict,
     /// Startup of a container instance. A sidecar with a startup probe holds back its
     /// successors until this is `Success`.
-    pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
+    pub startup: &'a dyn Fn(&ContainerId) -> ProbeVerdict,
     /// The restart of all containers has to wait for a crash-loop back-off. Until then the
     /// container that requested it stays as it is; the other containers are synced as usual.
     pub reset_held: bool,
@@ -54,8 +54,8 @@ impl<'a> Inputs<'a> {
         Inputs {
             pod,
             runtime,
-            liveness: &|_| Verdict::NoProbe,
-            startup: &|_| Verdict::NoProbe,
+            liveness: &|_| ProbeVerdict::NoProbe,
+            startup: &|_| ProbeVerdict::NoProbe,
             reset_held: false,
         }
     }

@@ -74,11 +74,11 @@ impl Fixture {
     }
 
     fn plan(&self) -> Plan {
-        let startup = |_: &ContainerId| Verdict::Success;
+        let startup = |_: &ContainerId| ProbeVerdict::Success;
         let inputs = Inputs {
             pod: &self.pod,
             runtime: &self.runtime,
-            liveness: &|_| Verdict::Success,
+            liveness: &|_| ProbeVerdict::Success,
             startup: &startup,
             reset_held: false,
         };
@@ -288,9 +288,9 @@ struct Init {
     /// The state in the notation of [`instance`]; empty: there is no instance.
     state: &'static str,
     /// The verdict of the startup probe, if there is one.
-    startup: Option<Verdict>,
+    startup: Option<ProbeVerdict>,
     /// The verdict of the liveness probe, if there is one.
-    liveness: Option<Verdict>,
+    liveness: Option<ProbeVerdict>,
 }
 
 impl Init {
@@ -301,7 +301,7 @@ impl Init {
 
     /// Whether a sidecar that was started once has to be stopped, and whether to be started.
     fn demands(&self) -> (bool, bool) {
-        let failed = |verdict: Option<Verdict>| verdict == Some(Verdict::Failure);
+        let failed = |verdict: Option<ProbeVerdict>| verdict == Some(ProbeVerdict::Failure);
         match self.state {
             "Running" if failed(self.startup) || failed(self.liveness) => (true, true),
             "Running" => (false, false),
@@ -324,7 +324,13 @@ fn any_init() -> impl Strategy<Value = Init> {
         "Unknown",
         "Exited@s0",
     ];
-    let verdict = || proptest::option::of(select(vec![Verdict::Pending, Verdict::Success, Verdict::Failure]));
+    let verdict = || {
+        proptest::option::of(select(vec![
+            ProbeVerdict::Pending,
+            ProbeVerdict::Success,
+            ProbeVerdict::Failure,
+        ]))
+    };
     (any::<bool>(), select(states), verdict(), verdict())
         .prop_map(|(sidecar, state, startup, liveness)| Init { sidecar, state, startup, liveness })
 }
@@ -351,9 +357,9 @@ fn plan_for(policy: &str, init: &[Init], regular: &str) -> Plan {
         states.push(format!("c={regular}"));
     }
     let pod = pod(json!({"restartPolicy": policy, "initContainers": specs, "containers": [{"name": "c"}]}));
-    let verdict = |id: &ContainerId, probe: fn(&Init) -> Option<Verdict>| {
+    let verdict = |id: &ContainerId, probe: fn(&Init) -> Option<ProbeVerdict>| {
         let number = id.as_str().strip_prefix('i').and_then(|number| number.parse::<usize>().ok());
-        number.and_then(|number| probe(&init[number])).unwrap_or(Verdict::NoProbe)
+        number.and_then(|number| probe(&init[number])).unwrap_or(ProbeVerdict::NoProbe)
     };
     compute(&Inputs {
         pod: &pod,

@@ -3,7 +3,7 @@
 use crate::model::api::Container;
 use crate::model::restart;
 use crate::model::runtime::{ContainerState, ContainerStatus};
-use crate::model::verdict::Verdict;
+use crate::model::verdict::ProbeVerdict;
 
 use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_twins};
 
@@ -53,9 +53,9 @@ fn replace_if_needed(
     let (what, reason, comes_back) = if definition_changed(container, status) {
         // The old definition no longer exists in any source, so the policy does not matter.
         ("definition changed", KillReason::DefinitionChanged, true)
-    } else if (inputs.liveness)(&status.id) == Verdict::Failure {
+    } else if (inputs.liveness)(&status.id) == ProbeVerdict::Failure {
         ("failed liveness probe", KillReason::LivenessProbe, comes_back)
-    } else if (inputs.startup)(&status.id) == Verdict::Failure {
+    } else if (inputs.startup)(&status.id) == ProbeVerdict::Failure {
         ("failed startup probe", KillReason::StartupProbe, comes_back)
     } else {
         return false;

@@ -54,7 +54,7 @@ mod tests {
     use super::super::tests::{plans, pod, ready, render};
     use super::super::{Inputs, compute};
     use crate::model::ids::ContainerId;
-    use crate::model::verdict::Verdict;
+    use crate::model::verdict::ProbeVerdict;
     use crate::util::testing::table;
     use expect_test::expect;
     use serde_json::{Value, json};
@@ -97,7 +97,7 @@ mod tests {
         let waiting = |spec: Value, case: &str| {
             let (pod, runtime) = (pod(spec), ready(case));
             let failed = |id: &ContainerId| {
-                if *id == "a".into() { Verdict::Failure } else { Verdict::Success }
+                if *id == "a".into() { ProbeVerdict::Failure } else { ProbeVerdict::Success }
             };
             let inputs =
                 Inputs { reset_held: true, liveness: &failed, ..Inputs::without_probes(&pod, &runtime) };

@@ -107,9 +107,9 @@ fn plan_of(pod: &Pod, case: &str) -> Plan {
     let verdict = |kind: &str, id: &ContainerId| {
         let key = format!("{kind}:{id}=");
         match probes.split_whitespace().find_map(|word| word.strip_prefix(&key)) {
-            Some("Success") => Verdict::Success,
-            Some("Failure") => Verdict::Failure,
-            _ => Verdict::Pending,
+            Some("Success") => ProbeVerdict::Success,
+            Some("Failure") => ProbeVerdict::Failure,
+            _ => ProbeVerdict::Pending,
         }
     };
     compute(&Inputs {

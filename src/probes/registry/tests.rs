@@ -127,7 +127,7 @@ impl Fixture {
         effect
     }
 
-    fn verdict(&self, kind: Kind, id: &str) -> Verdict {
+    fn verdict(&self, kind: Kind, id: &str) -> ProbeVerdict {
         self.registry.verdict(kind, &id.into())
     }
 }
@@ -149,20 +149,20 @@ fn other_probes_wait_for_the_startup_probe() {
     fixture.sync(100, vec![], false);
     assert_eq!(fixture.registry.probes().count(), 3);
     assert!(fixture.workers.is_empty(), "no thread before the container runs");
-    assert_eq!(fixture.verdict(Kind::Liveness, "c1"), Verdict::NoProbe);
+    assert_eq!(fixture.verdict(Kind::Liveness, "c1"), ProbeVerdict::NoProbe);
     fixture.sync(101, vec![instance("c", "c1", RUNNING, 1101)], false);
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Pending);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Pending);
     assert!(fixture.due(109).is_empty());
     let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Startup:c1"]);
     assert_eq!(checks[0].ip, Some("10.0.0.9".parse().unwrap()));
     assert!(fixture.due(130).is_empty(), "one run at a time");
-    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(ProbeVerdict::Success));
     // The worker syncs the pod, which triggers readiness at once.
     fixture.sync(111, vec![instance("c", "c1", RUNNING, 1101)], false);
     assert_eq!(names(&fixture.due(111)), ["Readiness:c1"]);
     assert_eq!(names(&fixture.due(120)), ["Liveness:c1"]);
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Success);
 }
 
 #[test]
@@ -171,8 +171,8 @@ fn failed_startup_stops_probes_until_next_instance() {
     let mut fixture = Fixture::new(pod(json!({"containers": [container("c", both)]}), json!({})));
     fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
     let checks = fixture.due(100);
-    assert_eq!(fixture.finish(101, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Failure);
+    assert_eq!(fixture.finish(101, &checks[0], Outcome::Failure), Effect::Changed(ProbeVerdict::Failure));
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Failure);
     fixture.sync(102, vec![instance("c", "c1", RUNNING, 1100)], false);
     assert!(fixture.next().is_none());
     fixture.sync(103, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
@@ -182,8 +182,12 @@ fn failed_startup_stops_probes_until_next_instance() {
         vec![instance("c", "c2", RUNNING, 1104), instance("c", "c1", ContainerState::Exited, 1100)],
         false,
     );
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the earlier instance has no entry");
-    assert_eq!(fixture.verdict(Kind::Startup, "c2"), Verdict::Pending);
+    assert_eq!(
+        fixture.verdict(Kind::Startup, "c1"),
+        ProbeVerdict::NoProbe,
+        "the earlier instance has no entry"
+    );
+    assert_eq!(fixture.verdict(Kind::Startup, "c2"), ProbeVerdict::Pending);
     assert_eq!(names(&fixture.due(110)), ["Startup:c2"]);
 }
 
@@ -196,14 +200,14 @@ fn results_of_earlier_instances_do_not_count() {
     fixture.sync(101, vec![instance("c", "c2", RUNNING, 1101)], false);
     assert!(old[0].stop.is_stopped(), "a check of an earlier instance is aborted");
     assert_eq!(fixture.finish(102, &old[0], Outcome::Failure), Effect::Stale);
-    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), Verdict::Pending);
+    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), ProbeVerdict::Pending);
     let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Liveness:c2"]);
     assert!(!checks[0].stop.is_stopped());
     assert_eq!(fixture.registry.forget(&"u".into()), [1]);
     assert!(checks[0].stop.is_stopped());
     assert_eq!(fixture.registry.probes().count(), 0);
-    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), Verdict::NoProbe);
+    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), ProbeVerdict::NoProbe);
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn terminating_pod_keeps_readiness_and_sidecar_probes() {
     let instances = vec![instance("c", "c1", RUNNING, 1100), instance("s", "s1", RUNNING, 1100)];
     fixture.sync(100, instances.clone(), true);
     assert_eq!(names(&fixture.due(100)), ["Liveness:s1", "Readiness:c1", "Readiness:s1"]);
-    assert_eq!(fixture.verdict(Kind::Readiness, "i1"), Verdict::NoProbe);
+    assert_eq!(fixture.verdict(Kind::Readiness, "i1"), ProbeVerdict::NoProbe);
 }
 
 #[test]
@@ -234,9 +238,13 @@ fn running_containers_stay_in_service_after_agent_restart() {
     ];
     fixture.sync(0, instances, false);
     let verdicts = |id| (fixture.verdict(Kind::Startup, id), fixture.verdict(Kind::Readiness, id));
-    assert_eq!(verdicts("a1"), (Verdict::Assumed, Verdict::Assumed));
-    assert_eq!(verdicts("b1"), (Verdict::Success, Verdict::Assumed), "the pod says that it has started");
-    assert_eq!(verdicts("c1"), (Verdict::Pending, Verdict::Pending), "too young");
+    assert_eq!(verdicts("a1"), (ProbeVerdict::Assumed, ProbeVerdict::Assumed));
+    assert_eq!(
+        verdicts("b1"),
+        (ProbeVerdict::Success, ProbeVerdict::Assumed),
+        "the pod says that it has started"
+    );
+    assert_eq!(verdicts("c1"), (ProbeVerdict::Pending, ProbeVerdict::Pending), "too young");
     // All within the first period, and what has not started waits.
     assert_eq!(names(&fixture.due(10)), ["Readiness:b1", "Startup:a1", "Startup:c1"]);
 }
@@ -347,7 +355,7 @@ fn probe_above_thread_limit_runs_after_another_pod_ends() {
     fixture.pod = Pod::from(object);
     let others = || vec![instance("c", "d1", RUNNING, 1100)];
     fixture.sync(101, others(), false);
-    assert_eq!((fixture.workers.len(), fixture.verdict(Kind::Readiness, "d1")), (2, Verdict::Pending));
+    assert_eq!((fixture.workers.len(), fixture.verdict(Kind::Readiness, "d1")), (2, ProbeVerdict::Pending));
     assert_eq!(fixture.registry.forget(first.uid()).len(), 2);
     fixture.workers.clear();
     fixture.sync(102, others(), false);
@@ -398,14 +406,14 @@ fn instance_that_an_inspection_missed_is_checked_again() {
     let running = || vec![instance("c", "c1", RUNNING, 1100)];
     fixture.sync(100, running(), false);
     let checks = fixture.due(111);
-    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(ProbeVerdict::Success));
     // The thread receives both inspections at once, as it does after a long check.
     let (pod, clock) = (fixture.pod.clone(), fixture.clock(120));
     for containers in [Vec::new(), running()] {
         let runtime = PodRuntime { containers, ..PodRuntime::default() };
         assert!(fixture.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
     }
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Pending);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Pending);
     fixture.receive(120);
     assert_eq!(names(&fixture.due(140)), ["Startup:c1"]);
 }
@@ -424,7 +432,7 @@ fn passed_startup_probe_gets_a_thread_for_the_next_instance_only() {
     assert_eq!((threads(&fixture.registry.alive), fixture.ended.as_slice()), (1, [].as_slice()));
     fixture.sync(111, running("c1"), false);
     assert_eq!((threads(&fixture.registry.alive), fixture.ended.as_slice()), (1, [1].as_slice()));
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Success);
     fixture.sync(112, running("c2"), false);
     assert_eq!(threads(&fixture.registry.alive), 2);
     assert_eq!(names(&fixture.due(120)), ["Startup:c2"]);
@@ -446,7 +454,7 @@ fn exited_container_has_no_thread_and_its_next_instance_keeps_the_count() {
     fixture.sync(103, vec![instance("c", "c2", RUNNING, 1103), exited()], false);
     let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Liveness:c2"]);
-    assert_eq!(fixture.finish(110, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
+    assert_eq!(fixture.finish(110, &checks[0], Outcome::Failure), Effect::Changed(ProbeVerdict::Failure));
 }
 
 #[test]
@@ -492,7 +500,7 @@ fn failed_thread_start_is_retried_with_the_same_probe() {
     fixture.sync_with(112, runtime("10.0.0.2"), false);
     assert_eq!(threads(&fixture.registry.alive), 1);
     assert!(fixture.due(140).is_empty(), "the startup probe has passed");
-    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), ProbeVerdict::Success);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 use super::*;
 use Outcome::{Failure, Success};
 
-fn timing(delay: u64, period: u64, success: u32, failure: u32) -> Timing {
-    Timing {
+fn timing(delay: u64, period: u64, success: u32, failure: u32) -> ProbeSettings {
+    ProbeSettings {
         initial_delay: Duration::from_secs(delay),
         period: Duration::from_secs(period),
         success_threshold: success,
@@ -13,17 +13,17 @@ fn timing(delay: u64, period: u64, success: u32, failure: u32) -> Timing {
 struct Script {
     start: Instant,
     state: State,
-    startup: StartupState,
+    startup: InstanceState,
 }
 
 impl Script {
     /// A probe made at 0 s; a fresh instance runs since `since` (whole seconds).
-    fn new(kind: Kind, timing: Timing, since: u64, origin: Origin) -> Script {
+    fn new(kind: Kind, timing: ProbeSettings, since: u64, origin: InstanceOrigin) -> Script {
         let start = Instant::now();
         let mut state = State::new(kind, timing, start);
         state.instance(origin);
         let running_since = Some(start + Duration::from_secs(since));
-        let mut script = Script { start, state, startup: StartupState { running_since, started: true } };
+        let mut script = Script { start, state, startup: InstanceState { running_since, started: true } };
         script.schedule(since as f64);
         script
     }
@@ -59,13 +59,13 @@ impl Script {
 
 #[test]
 fn results_count_up_to_thresholds() {
-    use Verdict as V;
-    type Step = (Option<Outcome>, Verdict, bool);
-    let cases: &[(Kind, Timing, Origin, &[Step])] = &[
+    use ProbeVerdict as V;
+    type Step = (Option<Outcome>, ProbeVerdict, bool);
+    let cases: &[(Kind, ProbeSettings, InstanceOrigin, &[Step])] = &[
         (
             Kind::Readiness,
             timing(0, 10, 2, 3),
-            Origin::Fresh,
+            InstanceOrigin::Fresh,
             &[
                 (Some(Success), V::Pending, false),
                 (Some(Success), V::Success, true),
@@ -80,30 +80,30 @@ fn results_count_up_to_thresholds() {
             ],
         ),
         // Not ready stays not ready.
-        (Kind::Readiness, timing(0, 10, 1, 1), Origin::Fresh, &[(Some(Failure), V::Failure, false)]),
+        (Kind::Readiness, timing(0, 10, 1, 1), InstanceOrigin::Fresh, &[(Some(Failure), V::Failure, false)]),
         (
             Kind::Readiness,
             timing(0, 10, 1, 2),
-            Origin::Adopted,
+            InstanceOrigin::Adopted,
             &[(Some(Failure), V::Assumed, false), (Some(Failure), V::Failure, true)],
         ),
-        (Kind::Readiness, timing(0, 10, 1, 2), Origin::Adopted, &[(Some(Success), V::Success, true)]),
+        (Kind::Readiness, timing(0, 10, 1, 2), InstanceOrigin::Adopted, &[(Some(Success), V::Success, true)]),
         (
             Kind::Liveness,
             timing(0, 10, 1, 2),
-            Origin::Fresh,
+            InstanceOrigin::Fresh,
             &[
                 (Some(Success), V::Success, false),
                 (Some(Failure), V::Success, false),
                 (Some(Failure), V::Failure, true),
             ],
         ),
-        (Kind::Startup, timing(0, 10, 1, 1), Origin::Fresh, &[(Some(Failure), V::Failure, true)]),
-        (Kind::Startup, timing(0, 10, 1, 3), Origin::Fresh, &[(Some(Success), V::Success, true)]),
+        (Kind::Startup, timing(0, 10, 1, 1), InstanceOrigin::Fresh, &[(Some(Failure), V::Failure, true)]),
+        (Kind::Startup, timing(0, 10, 1, 3), InstanceOrigin::Fresh, &[(Some(Success), V::Success, true)]),
         (
             Kind::Startup,
             timing(0, 10, 1, 3),
-            Origin::Adopted,
+            InstanceOrigin::Adopted,
             &[
                 (None, V::Assumed, false),
                 (Some(Failure), V::Pending, true),
@@ -124,7 +124,7 @@ fn results_count_up_to_thresholds() {
 #[test]
 fn ticks_keep_their_rhythm() {
     // Made at 0 s, container up at 3 s: the next tick, not at once.
-    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 3, Origin::Fresh);
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 3, InstanceOrigin::Fresh);
     assert_eq!(script.due(), Some(10.0));
     script.check(10.002, 0.5, Success);
     assert_eq!(script.due(), Some(20.0));
@@ -142,17 +142,17 @@ fn ticks_keep_their_rhythm() {
 
 #[test]
 fn the_initial_delay_counts_from_the_start_of_the_instance() {
-    let script = Script::new(Kind::Liveness, timing(15, 10, 1, 3), 3, Origin::Fresh);
+    let script = Script::new(Kind::Liveness, timing(15, 10, 1, 3), 3, InstanceOrigin::Fresh);
     assert_eq!(script.due(), Some(20.0));
-    let script = Script::new(Kind::Liveness, timing(17, 10, 1, 3), 3, Origin::Fresh);
+    let script = Script::new(Kind::Liveness, timing(17, 10, 1, 3), 3, InstanceOrigin::Fresh);
     assert_eq!(script.due(), Some(20.0));
-    let script = Script::new(Kind::Liveness, timing(18, 10, 1, 3), 3, Origin::Fresh);
+    let script = Script::new(Kind::Liveness, timing(18, 10, 1, 3), 3, InstanceOrigin::Fresh);
     assert_eq!(script.due(), Some(30.0));
 }
 
 #[test]
 fn triggers_run_soon_and_restart_the_period() {
-    let mut script = Script::new(Kind::Readiness, timing(0, 30, 1, 3), 3, Origin::Fresh);
+    let mut script = Script::new(Kind::Readiness, timing(0, 30, 1, 3), 3, InstanceOrigin::Fresh);
     assert_eq!(script.due(), Some(30.0));
     script.trigger(3.2);
     assert_eq!(script.due(), Some(3.2));
@@ -177,7 +177,7 @@ fn triggers_run_soon_and_restart_the_period() {
     script.trigger(10.0);
     assert_eq!(script.due(), Some(39.0));
     // During the delay: at its end.
-    let mut script = Script::new(Kind::Readiness, timing(5, 30, 1, 3), 3, Origin::Fresh);
+    let mut script = Script::new(Kind::Readiness, timing(5, 30, 1, 3), 3, InstanceOrigin::Fresh);
     script.trigger(3.2);
     assert_eq!(script.due(), Some(8.0));
 }
@@ -187,15 +187,15 @@ fn a_trigger_does_not_forestall_the_first_tick() {
     let start = Instant::now();
     let second = |n: u64| start + Duration::from_secs(n);
     let mut state = State::new(Kind::Readiness, timing(0, 10, 1, 3), second(7));
-    state.instance(Origin::Adopted);
-    let startup = StartupState { running_since: Some(start), started: true };
+    state.instance(InstanceOrigin::Adopted);
+    let startup = InstanceState { running_since: Some(start), started: true };
     state.schedule(startup, start);
     state.trigger(startup, start);
     assert_eq!(state.due(), Some(second(7)));
     state.trigger(startup, second(8));
     assert_eq!(state.due(), Some(second(7)));
     // A new instance is checked immediately.
-    state.instance(Origin::Fresh);
+    state.instance(InstanceOrigin::Fresh);
     state.schedule(startup, start);
     state.trigger(startup, second(1));
     assert_eq!(state.due(), Some(second(1)));
@@ -203,41 +203,41 @@ fn a_trigger_does_not_forestall_the_first_tick() {
 
 #[test]
 fn holds_last_until_the_next_instance() {
-    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 2), 0, Origin::Fresh);
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 2), 0, InstanceOrigin::Fresh);
     script.check(0.0, 0.1, Failure);
     script.check(10.0, 0.1, Failure);
     assert_eq!(script.due(), None);
     script.schedule(11.0);
     script.trigger(11.0);
     assert_eq!(script.due(), None);
-    script.state.instance(Origin::Fresh);
+    script.state.instance(InstanceOrigin::Fresh);
     script.schedule(12.0);
-    assert_eq!((script.due(), script.state.verdict()), (Some(20.0), Verdict::Pending));
+    assert_eq!((script.due(), script.state.verdict()), (Some(20.0), ProbeVerdict::Pending));
     // The hold reset the count: it takes two again.
     script.check(20.0, 0.1, Failure);
-    assert_eq!(script.state.verdict(), Verdict::Pending);
+    assert_eq!(script.state.verdict(), ProbeVerdict::Pending);
     script.check(30.0, 0.1, Failure);
-    assert_eq!(script.state.verdict(), Verdict::Failure);
+    assert_eq!(script.state.verdict(), ProbeVerdict::Failure);
 
-    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 2), 0, Origin::Fresh);
+    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 2), 0, InstanceOrigin::Fresh);
     script.check(0.0, 0.1, Success);
-    assert!(script.due().is_none() && script.state.verdict() == Verdict::Success);
+    assert!(script.due().is_none() && script.state.verdict() == ProbeVerdict::Success);
 }
 
 #[test]
 fn failures_are_counted_across_a_restart() {
-    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, InstanceOrigin::Fresh);
     script.check(0.0, 0.1, Failure);
     script.check(10.0, 0.1, Failure);
-    script.state.instance(Origin::Fresh);
+    script.state.instance(InstanceOrigin::Fresh);
     script.schedule(12.0);
     assert!(script.check(20.0, 0.1, Failure));
-    assert_eq!(script.state.verdict(), Verdict::Failure);
+    assert_eq!(script.state.verdict(), ProbeVerdict::Failure);
 }
 
 #[test]
 fn held_probe_has_no_due_time() {
-    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, InstanceOrigin::Fresh);
     script.startup.started = false;
     script.schedule(1.0);
     script.trigger(1.0);
@@ -253,19 +253,19 @@ fn held_probe_has_no_due_time() {
     script.schedule(14.0);
     assert_eq!(script.due(), None, "is over");
     // A startup probe does not wait for itself, and one that was complete stays so.
-    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 3), 0, Origin::Fresh);
+    let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 3), 0, InstanceOrigin::Fresh);
     script.startup.started = false;
-    script.state.instance(Origin::Fresh);
+    script.state.instance(InstanceOrigin::Fresh);
     script.schedule(0.5);
     assert_eq!(script.due(), Some(10.0));
-    script.state.instance(Origin::AdoptedStarted);
+    script.state.instance(InstanceOrigin::AdoptedStarted);
     script.schedule(1.0);
-    assert!(script.due().is_none() && script.state.verdict() == Verdict::Success);
+    assert!(script.due().is_none() && script.state.verdict() == ProbeVerdict::Success);
 }
 
 #[test]
 fn absent_settings_have_defaults() {
-    let probe = |json: serde_json::Value| Timing::from_probe(&serde_json::from_value(json).unwrap());
+    let probe = |json: serde_json::Value| ProbeSettings::from_probe(&serde_json::from_value(json).unwrap());
     assert_eq!(probe(serde_json::json!({})), timing(0, 10, 1, 3));
     assert_eq!(
         probe(serde_json::json!({"initialDelaySeconds": 2, "periodSeconds": 0, "successThreshold": -1,
@@ -278,7 +278,7 @@ proptest::proptest! {
     /// Events in any order cause neither a panic nor unbounded times.
     #[test]
     fn no_order_of_events_panics(steps in proptest::collection::vec((0_u8..6, 0.0_f64..30.0), 0..60)) {
-        let mut script = Script::new(Kind::Readiness, timing(2, 3, 2, 2), 1, Origin::Fresh);
+        let mut script = Script::new(Kind::Readiness, timing(2, 3, 2, 2), 1, InstanceOrigin::Fresh);
         let mut second = 1.0;
         for (what, wait) in steps {
             second += wait;
@@ -289,7 +289,7 @@ proptest::proptest! {
                 2 => script.state.begin(now),
                 3 => drop(script.state.finish(Some(Success), script.startup, now)),
                 4 => drop(script.state.finish(Some(Failure), script.startup, now)),
-                _ => script.state.instance(Origin::Fresh),
+                _ => script.state.instance(InstanceOrigin::Fresh),
             }
             if let Some(due) = script.due() {
                 proptest::prop_assert!(due <= second + 3.0 + 2.0 + 0.1, "{due} at {second}");

@@ -13,7 +13,7 @@ use super::sample::{
     Operation, PsiStats, Snapshot,
 };
 use crate::resources::Roots;
-use crate::resources::machine::{Dimms, Machine, Topology, dimms};
+use crate::resources::machine::{CpuTopology, Dimms, Machine, dimms};
 use crate::resources::system::SystemFacts;
 use crate::util::metrics::{CommonLabels, Family, Page, Type};
 
@@ -565,7 +565,7 @@ fn machine(roots: &Roots, page: &mut Page) {
         ("machine_id", &*facts.machine_id),
         ("system_uuid", &*facts.system_uuid),
     ]);
-    let topology = Topology::read(roots);
+    let topology = CpuTopology::read(roots);
     let mut gauge = |name, help, value: f64| {
         page.family(name, help, Type::Gauge).under(&labels, &[], value, None);
     };
