@@ -794,6 +794,16 @@ fn systemd_restarts_the_service_without_a_limit() {
     assert!(number("RestartSec") > 0);
 }
 
+/// Secrets are in the memory of the agent and of programs that it starts.
+#[test]
+fn service_gets_to_neither_swap_nor_core_dumps() {
+    let settings = unit_settings();
+    for key in ["MemorySwapMax", "LimitCORE"] {
+        let value = settings.get(&("[Service]".to_owned(), key.to_owned()));
+        assert_eq!(value.map(String::as_str), Some("0"), "{key}");
+    }
+}
+
 /// The number that follows `before` in a source file.
 fn limit_in(file: &str, before: &str) -> u64 {
     let text = std::fs::read_to_string(root().join(file)).expect("the file is there");

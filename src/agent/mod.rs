@@ -68,6 +68,8 @@ pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>
     threads::register_current("main");
     logging::init(settings::logging(&loaded.config));
     threads::install_panic_hook();
+    // Before anything secret is read.
+    node::forbid_core_dumps();
     log::info!("coracle {} starts", env!("CARGO_PKG_VERSION"));
     for file in &loaded.files {
         log::info!("configuration from {}", file.display());

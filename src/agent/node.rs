@@ -91,6 +91,18 @@ pub(super) fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
     }
 }
 
+/// Keeps this process's memory, which has Secrets and tokens, out of core dumps, also of those that the kernel
+/// pipes to a program: for them `RLIMIT_CORE` does not count (core(5)). Programs that the agent starts are not
+/// affected. Root can read the memory nevertheless. An error is only logged.
+///
+/// DIFFERS: the Go kubelet leaves it to the limit of the service.
+pub(super) fn forbid_core_dumps() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        log::warn!("cannot switch core dumps of the agent off: {error}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

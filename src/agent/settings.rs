@@ -354,6 +354,14 @@ pub(super) fn offline(
             shortest.as_secs()
         )));
     }
+    let swap = if args.offline_secrets { machine::clear_swap(&Roots::default()) } else { Vec::new() };
+    if !swap.is_empty() {
+        log::warn!(
+            "the kernel may write the agent's memory, which has Secrets in clear, to the swap {}: encrypt or remove \
+             it, or set MemorySwapMax=0 in the agent's unit on cgroup v2",
+            swap.join(", ")
+        );
+    }
     // systemd removes the directory of the default socket whenever the agent ends.
     let directory = args.local_socket.parent();
     let memory_file = match directory.filter(|_| args.local_socket == Path::new(LOCAL_SOCKET)) {

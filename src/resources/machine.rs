@@ -172,6 +172,40 @@ pub(crate) fn has_swap(roots: &Roots) -> bool {
         .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
 }
 
+/// The devices and files of swap on a disk to which the kernel may write this process's memory in clear: all but
+/// volumes of dm-crypt, and compressed memory without a disk behind it. None if the cgroup of this process
+/// permits no swap.
+pub(crate) fn clear_swap(roots: &Roots) -> Vec<String> {
+    if cgroup_forbids_swap(roots) {
+        return Vec::new();
+    }
+    let swaps = read(&roots.proc.join("swaps")).unwrap_or_default();
+    let names = swaps.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next());
+    names.filter(|name| !is_protected_swap(name, roots)).map(str::to_owned).collect()
+}
+
+/// `name`: a path in `/proc/swaps`, which has the kernel's name of a device, and not that of a link to it.
+fn is_protected_swap(name: &str, roots: &Roots) -> bool {
+    let Some(device) = name.strip_prefix("/dev/") else { return false };
+    let block = roots.sys.join("block").join(device);
+    if device.starts_with("zram") {
+        // A kernel that never moves compressed memory to a disk does not have the file.
+        return !read(&block.join("backing_dev")).is_ok_and(|disk| disk.trim() != "none");
+    }
+    device.starts_with("dm-") && read(&block.join("dm/uuid")).is_ok_and(|uuid| uuid.starts_with("CRYPT-"))
+}
+
+/// Whether this process is in a cgroup of version 2 that permits no swap, itself or by one above.
+fn cgroup_forbids_swap(roots: &Roots) -> bool {
+    let Ok(text) = read(&roots.proc.join("self/cgroup")) else { return false };
+    let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
+    let top = roots.sys.join("fs/cgroup");
+    let own = top.join(path);
+    own.ancestors()
+        .take_while(|cgroup| cgroup.starts_with(&top))
+        .any(|cgroup| read(&cgroup.join("memory.swap.max")).is_ok_and(|most| most.trim() == "0"))
+}
+
 /// Whether this process runs in a user namespace other than that of the machine (Go:
 /// github.com/moby/sys/userns). The namespace of the machine maps all ids to themselves.
 pub(crate) fn in_user_namespace(roots: &Roots) -> bool {
@@ -219,6 +253,34 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs;
+
+    #[test]
+    fn swap_that_is_encrypted_in_memory_or_forbidden_by_the_cgroup_is_not_in_clear() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
+        let write = |path: &str, content: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        };
+        assert!(clear_swap(&roots).is_empty());
+        let names = ["/dev/sda2", "/dev/dm-0", "/dev/dm-1", "/dev/zram0", "/dev/zram1", "/swap\\040file"];
+        let lines = names.map(|name| format!("{name} partition 1 0 -2\n")).concat();
+        write("proc/swaps", &format!("Filename Type Size Used Priority\n{lines}"));
+        write("sys/block/dm-0/dm/uuid", "CRYPT-PLAIN-swap\n");
+        write("sys/block/dm-1/dm/uuid", "LVM-abc\n");
+        write("sys/block/zram1/backing_dev", "none\n");
+        assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/dm-1", "/swap\\040file"]);
+        write("sys/block/zram1/backing_dev", "/dev/sda3\n");
+        assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/dm-1", "/dev/zram1", "/swap\\040file"]);
+
+        write("proc/self/cgroup", "1:name=systemd:/\n0::/system.slice/coracle.service\n");
+        write("sys/fs/cgroup/system.slice/coracle.service/memory.swap.max", "max\n");
+        write("sys/fs/memory.swap.max", "0\n");
+        assert_eq!(clear_swap(&roots).len(), 4);
+        write("sys/fs/cgroup/system.slice/memory.swap.max", "0\n");
+        assert!(clear_swap(&roots).is_empty());
+    }
 
     #[test]
     fn reads_a_machine() {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output};
 use std::sync::{Arc, Mutex};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
 
 use crate::support::cgroups::CgroupRoot;
@@ -549,6 +551,23 @@ fn agent_ends_when_another_process_opens_its_lock_file() {
     assert!(status.success(), "{status}");
     assert!(node.log().contains("another process opened the lock file"), "{}", node.log());
     assert!(!node.fake.containers().is_empty(), "pods keep running");
+}
+
+/// Its memory has Secrets. The limit of core dumps does not count: it is raised here as far as it can be.
+#[test]
+fn agent_that_crashes_leaves_no_core_dump_and_starts_again() {
+    let mut node = FakeNode::start();
+    let pid = i32::try_from(node.pid()).ok().and_then(Pid::from_raw).expect("a process id");
+    let highest = getrlimit(Resource::Core).maximum;
+    prlimit(Some(pid), Resource::Core, Rlimit { current: highest, maximum: highest })
+        .expect("the soft limit of a child can be raised");
+    node.signal("ABRT");
+    let status = node.wait_end();
+    assert_eq!(status.signal(), Some(6), "SIGABRT: {status}");
+    assert!(!status.core_dumped(), "{status}");
+    node.kill_agent();
+    node.start_agent();
+    node.finish();
 }
 
 #[test]
