@@ -44,8 +44,9 @@ use registries::{UnreachableRegistries, has_no_response};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// How long a pull may take, with its wait for others, when the image is on the node and the node runs its
-/// stored pods: a registry that is away does not delay them.
+/// When the image is on the node and the node runs its stored pods, a registry that is away does not delay
+/// them. This is the longest time of each step: the wait for other pulls, all programs that supply credentials
+/// together, and the pull.
 const STORED_LIMIT: Duration = Duration::from_secs(10);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
@@ -517,7 +518,8 @@ impl ImagePuller {
         let started = Instant::now();
         let mut candidates = secrets.for_image(image);
         candidates.extend(self.keyring.for_image(image, Instant::now()));
-        candidates.extend(self.providers.for_image(image, stop));
+        // Without a network, a program may wait for its own time limit.
+        candidates.extend(self.providers.for_image(image, limit.filter(|_| is_present), stop));
         if stop.is_stopped() {
             return Err(PullError::Stopped);
         }

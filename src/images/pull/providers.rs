@@ -20,6 +20,7 @@ use crate::model::typed;
 use crate::util::lock::LockExt;
 use crate::util::permits::Permits;
 
+/// The limits of one program; its time is that of upstream.
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.
 const STDERR_SHOWN: usize = 200;
@@ -48,6 +49,8 @@ struct Cached {
 enum ProviderError {
     #[error("{0}")]
     Child(#[from] ChildError),
+    #[error("it was not run: the time for all programs is over")]
+    NoTime,
     #[error("it ended with {status}: {stderr}")]
     Exit { status: std::process::ExitStatus, stderr: String },
     #[error("its answer is no CredentialProviderResponse (line {line}, column {column})")]
@@ -96,14 +99,20 @@ impl Providers {
     }
 
     /// Credentials for `image` from every program that is responsible for it. Blocks while
-    /// programs run, until `stop`.
-    pub(super) fn for_image(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
+    /// programs run, until `stop`, and for `limit` at most: then those that are known count.
+    pub(super) fn for_image(
+        &self,
+        image: &str,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Vec<Credential> {
         if self.list.is_empty() {
             return Vec::new();
         }
         let Some(image) = full_repository(image) else { return Vec::new() };
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let responsible = self.list.iter().filter(|provider| provider.matches(&image));
-        responsible.flat_map(|provider| provider.credentials(&image, stop)).collect()
+        responsible.flat_map(|provider| provider.credentials(&image, deadline, stop)).collect()
     }
 }
 
@@ -116,7 +125,8 @@ impl Provider {
         })
     }
 
-    fn credentials(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
+    /// `deadline`: when the wait for other pods and for the program ends.
+    fn credentials(&self, image: &str, deadline: Option<Instant>, stop: &StopToken) -> Vec<Credential> {
         // Pods of this node have no service accounts as long as there is no API server.
         if self
             .settings
@@ -129,11 +139,17 @@ impl Provider {
         if let Some(found) = self.cached(image, Instant::now()) {
             return found;
         }
-        let Ok(_permit) = self.permits.take(stop, None) else { return Vec::new() };
+        let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let permit = self.permits.take(stop, left());
         if let Some(found) = self.cached(image, Instant::now()) {
             return found;
         }
-        match self.run(image, stop) {
+        let limits = Limits { time: left().map_or(LIMITS.time, |left| left.min(LIMITS.time)), ..LIMITS };
+        let result = match &permit {
+            Ok(_) if !limits.time.is_zero() => self.run(image, limits, stop),
+            _ => Err(ProviderError::NoTime),
+        };
+        match result {
             Ok(response) => self.store(image, response, Instant::now()),
             Err(error) => {
                 if !stop.is_stopped() {
@@ -181,7 +197,7 @@ impl Provider {
         found
     }
 
-    fn run(&self, image: &str, stop: &StopToken) -> Result<Response, ProviderError> {
+    fn run(&self, image: &str, limits: Limits, stop: &StopToken) -> Result<Response, ProviderError> {
         let api_version = self.settings.api_version.as_str();
         let request = Request { kind: "CredentialProviderRequest", api_version, image };
         // Three texts always serialize.
@@ -189,7 +205,7 @@ impl Provider {
         let mut command = Command::new(&self.program);
         command.args(self.settings.args.iter().flatten());
         command.envs(self.settings.env.iter().flatten().map(|variable| (&variable.name, &variable.value)));
-        let output = child::run(&mut command, &request, LIMITS, stop)?;
+        let output = child::run(&mut command, &request, limits, stop)?;
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             let stderr = stderr.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
@@ -253,7 +269,7 @@ mod tests {
         }
 
         fn users(&self, image: &str) -> Vec<String> {
-            let found = self.providers.for_image(image, &StopToken::never());
+            let found = self.providers.for_image(image, None, &StopToken::never());
             found.into_iter().map(|credential| credential.username).collect()
         }
 
@@ -317,15 +333,36 @@ mod tests {
             let fixture = Fixture::new(&["r.example"], bad);
             assert_eq!(fixture.users("r.example/x"), Vec::<String>::new(), "{bad}");
             let provider = &fixture.providers.list[0];
-            let error = provider.run("r.example/x", &StopToken::never()).err().unwrap().to_string();
+            let error = provider.run("r.example/x", LIMITS, &StopToken::never()).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
         let mut fixture = Fixture::new(&["r.example"], &response("Image", ""));
         testing::program(&fixture.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
-        let error = fixture.providers.list[0].run("r.example/x", &StopToken::never()).err().unwrap();
+        let error = fixture.providers.list[0].run("r.example/x", LIMITS, &StopToken::never()).err().unwrap();
         assert!(error.to_string().ends_with("7: no token"), "{error}");
         fixture.providers.list[0].program = "/no/such/program".into();
         assert_eq!(fixture.users("r.example/x"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn time_for_all_programs_is_limited_and_known_responses_are_used_after_it() {
+        let fixture = Fixture::new(&["r.example"], &response("Image", ""));
+        let within =
+            |image: &str, limit| fixture.providers.for_image(image, Some(limit), &StopToken::never()).len();
+        assert_eq!(within("r.example/x", Duration::from_secs(60)), 1);
+        assert_eq!((within("r.example/x", Duration::ZERO), within("r.example/y", Duration::ZERO)), (1, 0));
+        assert_eq!(fixture.calls(), 1);
+        // The program runs for another pod, and does not end.
+        let running = fixture.providers.list[0].permits.try_take();
+        assert!(running.is_some());
+        assert_eq!(within("r.example/y", Duration::from_millis(1)), 0);
+        drop(running);
+        assert_eq!(within("r.example/y", Duration::from_secs(60)), 1);
+        // It hangs itself.
+        testing::program(&fixture.dir.path().join("p"), "#!/bin/sh\nexec sleep 3600\n");
+        let limits = Limits { time: Duration::from_millis(1), ..LIMITS };
+        let error = fixture.providers.list[0].run("r.example/z", limits, &StopToken::never()).err().unwrap();
+        assert!(matches!(error, ProviderError::Child(ChildError::Overdue { .. })), "{error}");
     }
 
     #[test]
