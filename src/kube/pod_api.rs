@@ -119,10 +119,10 @@ impl PodDependencies {
         }
     }
 
-    /// Whether the node runs stored pods now, because the API server is away or has lost its data.
+    /// Whether the API server is away or has lost its data, on a node with `--offline`.
     #[must_use]
-    pub fn uses_stored(&self) -> bool {
-        self.objects.offline().is_some_and(Offline::uses_stored)
+    pub fn is_without_server(&self) -> bool {
+        self.objects.offline().is_some_and(Offline::is_without_server)
     }
 
     /// The keys of all objects that the pod needs from the API server, itself included. `read` returns a

@@ -338,6 +338,11 @@ impl Fence {
         self.is_own.load(Ordering::Acquire).then(|| self.contact.load(Ordering::Acquire))
     }
 
+    /// Whether the lease that this process renewed last has ended: for the control plane, the node is away.
+    pub(super) fn lease_has_ended(&self, now: i64) -> bool {
+        self.age(now).is_some_and(|age| age > self.settings.shortest)
+    }
+
     /// The age of the last contact; `None`: this process has made none.
     pub(super) fn age(&self, now: i64) -> Option<Duration> {
         let age = now.saturating_sub(self.contact.load(Ordering::Acquire));
@@ -579,6 +584,16 @@ mod tests {
         assert!(!fence.stops(&other, now) && !fence.stops(&never, now));
         fence.release(&[PodUid::from("a")].into());
         assert!(!fence.stops(&stopped, now));
+    }
+
+    #[test]
+    fn lease_ends_when_it_was_not_renewed_for_its_duration_and_not_before_the_first_contact() {
+        let (fence, now) = (fence(None), 1_000);
+        assert!(!fence.lease_has_ended(now + 60 * MINUTE));
+        fence.contact(now);
+        assert!(!fence.lease_has_ended(now + 40_000) && fence.lease_has_ended(now + 40_001));
+        fence.contact(now + 50_000);
+        assert!(!fence.lease_has_ended(now + 90_000));
     }
 
     #[test]

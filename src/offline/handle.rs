@@ -205,6 +205,13 @@ impl Offline {
         self.phase().uses_stored()
     }
 
+    /// Whether the API server is away, or has lost its data: stored pods run, or the node's lease could not be
+    /// renewed in time, which needs no new start of the agent.
+    #[must_use]
+    pub fn is_without_server(&self) -> bool {
+        self.uses_stored() || self.shared.fence.lease_has_ended(fence::boot_time())
+    }
+
     /// Whether the API server may show that an object is gone or another one: it knows this node, and no
     /// set of it waits for a decision. What does not count is settled when [`Phase::Online`] is entered.
     #[must_use]
@@ -655,6 +662,26 @@ mod tests {
         let unused = testing::offline(root.path(), &["a"]);
         unused.shared.deliver_stopped(i64::MAX);
         assert!(unused.shared.state().undelivered.is_none() && !unused.fences());
+    }
+
+    #[test]
+    fn node_is_without_its_server_while_a_set_is_held_and_not_with_a_valid_lease() {
+        let root = tempfile::tempdir().unwrap();
+        drop(testing::offline(root.path(), &["a"]));
+        let fence = fence::FenceSettings {
+            shortest: std::time::Duration::from_secs(3600),
+            ..fence::FenceSettings::default()
+        };
+        let settings = Settings { fence, ..testing::settings(root.path()) };
+        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
+        assert!(!offline.is_without_server(), "undecided, and without any contact");
+        offline.server_set(vec![pod("a")], true);
+        offline.contact(fence::boot_time());
+        assert!(!offline.is_without_server());
+        // The lease is renewed by an API server that has lost its data.
+        offline.server_set(Vec::new(), true);
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        assert!(offline.is_without_server() && offline.phase() == Phase::Held);
     }
 
     #[test]

@@ -44,9 +44,9 @@ use registries::{UnreachableRegistries, has_no_response};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// When the image is on the node and the node runs its stored pods, a registry that is away does not delay
-/// them. This is the longest time of each step: the wait for other pulls, all programs that supply credentials
-/// together, and the pull.
+/// When the image is on the node and the API server is away (`--offline`), a registry that is away, too, does
+/// not delay pods. This is the longest time of each step: the wait for other pulls, all programs that supply
+/// credentials together, and the pull.
 const STORED_LIMIT: Duration = Duration::from_secs(10);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
@@ -258,7 +258,7 @@ impl ImagePuller {
         let policy = policy(request.policy, &image);
         if policy == Policy::Always {
             policy.count("unknown", "true");
-            let present = self.present_if_stored(request, &image);
+            let present = self.present_without_server(request, &image);
             return self.pull(request, requested, &image, present.as_ref());
         }
         match self.deps.images.with_stop(request.stop.clone()).image_status(spec(&image)) {
@@ -291,12 +291,12 @@ impl ImagePuller {
         }
     }
 
-    /// While the node runs its stored pods: the image, if it is on the node and the pod may use it as one
-    /// with the policy `IfNotPresent`.
+    /// On a node with `--offline` whose API server is away: the image, if it is on the node and the pod may use
+    /// it as one with the policy `IfNotPresent`.
     ///
     /// DIFFERS: the Go kubelet starts no container with the policy `Always` while the registry is away.
-    fn present_if_stored(&self, request: ImageRequest<'_>, image: &str) -> Option<Image> {
-        self.deps.api.as_ref().filter(|api| api.uses_stored())?;
+    fn present_without_server(&self, request: ImageRequest<'_>, image: &str) -> Option<Image> {
+        self.deps.api.as_ref().filter(|api| api.is_without_server())?;
         let images = self.deps.images.with_stop(request.stop.clone());
         let found = images.image_status(spec(image)).ok().flatten()?;
         (!self.must_pull(request, &found)).then_some(found)

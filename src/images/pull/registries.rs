@@ -1,4 +1,4 @@
-//! Which registries were not reachable a moment ago, while the node starts pods without the API server
+//! Which registries were not reachable a moment ago, while the node starts containers without the API server
 //! (`--offline`). No Go counterpart.
 
 use std::collections::HashMap;

@@ -75,6 +75,34 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     node.finish();
 }
 
+/// The phase stays `online` without a new start of the agent: what counts is the lease, which cannot be renewed.
+#[test]
+fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node_has_ended() {
+    let mut node = joined(json!({"nodeLeaseDurationSeconds": 4}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    node.bind(&web);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    node.fake.fail("PullImage", Kind::Unknown, "dial tcp: lookup registry.test: no such host");
+    node.api().go_down();
+    wait_until("the lease to end", LONG, || {
+        status(&node)["offline"]["secondsSinceContact"].as_u64().unwrap_or(0) > 4
+    });
+    let running = node.running("web");
+    assert!(node.fake.kill_container(&running["main"][0], 1));
+    wait_until("the container to be started again", LONG, || {
+        let now = node.running("web");
+        now.contains_key("main") && now != running
+    });
+    let events = node.cli(&["events", "-o", "json"]);
+    assert!(events.contains("its registry does not respond"), "{events}");
+    assert_eq!(status(&node)["offline"]["phase"], "online");
+    node.fake.behave("PullImage");
+    node.api().go_up();
+    node.finish();
+}
+
 /// The registry responds, and refuses the image.
 #[test]
 fn present_image_with_the_policy_always_is_not_used_if_the_registry_refuses_it() {
