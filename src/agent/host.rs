@@ -43,7 +43,8 @@ pub(super) fn prepare_host(
     restrict_dir(&args.root_dir, 0o750);
     // The locks come before any thread starts: a second agent must exit before it changes or
     // starts a pod.
-    let locks = [server::lock_root_dir(&args.root_dir)?, server::lock_local_socket(&args.local_socket)?];
+    let root_lock = server::lock_root_dir(&args.root_dir).map_err(StartError::lock)?;
+    let locks = [root_lock, server::lock_local_socket(&args.local_socket).map_err(StartError::lock)?];
     if let Some(directory) =
         args.local_socket.parent().filter(|_| args.local_socket == Path::new(LOCAL_SOCKET))
     {
@@ -116,7 +117,7 @@ fn set_tunables(config: &KubeletConfiguration, sys: &Path) {
 
 /// Makes a directory with exactly `mode`, and its parents. An existing directory keeps its mode.
 fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
-    let fail = |source| StartError::Directory { path: path.to_owned(), source };
+    let fail = |source| StartError::directory(path, source);
     if path.is_dir() {
         return Ok(());
     }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::fs::StatVfsMountFlags;
+
 use super::kernel_files::ResourceError;
 
 /// Space and inodes of one file system.
@@ -15,6 +17,11 @@ pub(crate) struct DiskSpace {
     /// All inodes; 0 where the file system does not count them.
     pub inodes: u64,
     pub inodes_free: u64,
+}
+
+/// Whether nothing can be written to the file system of `path`. `false` if that is not known.
+pub(crate) fn is_read_only(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 impl DiskSpace {

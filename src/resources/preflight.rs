@@ -263,6 +263,13 @@ fn network_plugins(settings: &Settings) -> CheckLine {
 fn disk_space(root_dir: &Path) -> CheckLine {
     let name = "disk";
     let existing = disk::nearest_existing(root_dir);
+    if disk::is_read_only(&existing) {
+        let message = format!("{} is on a read-only file system", existing.display());
+        let fix =
+            "make it writable, or mount an overlay in memory over it: the agent does not start without that";
+        // An agent that runs may have another root directory.
+        return line(name, CheckStatus::Warn, message, fix);
+    }
     let space = match disk::space(&existing) {
         Ok(space) => space,
         Err(error) => {

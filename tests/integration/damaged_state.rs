@@ -304,6 +304,57 @@ impl Drop for FullDisk {
     }
 }
 
+/// A mount point. Dropping it unmounts it.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// The disk of the root directory cannot be written to, as after an error of the disk. With an overlay in memory,
+/// as in docs/offline.md, the state on the disk counts.
+#[test]
+fn agent_names_a_read_only_root_directory_and_starts_its_pods_with_an_overlay_over_it() {
+    let node = prepared();
+    let Some(disk) = FullDisk::mount(&node) else { return };
+    let mut node = node.start_joined();
+    run_pods(&node);
+    node.api().go_down();
+    node.stop_agent();
+    node.cut_power();
+    let mount = |arguments: &[&str], target: &Path| {
+        assert!(Command::new("mount").args(arguments).arg(target).status().unwrap().success());
+    };
+    mount(&["-o", "remount,ro"], &disk.0);
+    let check = node.command(&["check", "--root-dir", &disk.0.display().to_string()]);
+    assert!(String::from_utf8_lossy(&check.stdout).contains("on a read-only file system"), "{check:?}");
+    node.launch_agent();
+    assert!(!node.wait_end().success());
+    assert!(node.log().contains("docs/offline.md"), "{}", node.log());
+    node.kill_agent();
+
+    let memory = node.path("memory");
+    fs::create_dir(&memory).unwrap();
+    mount(&["-t", "tmpfs", "-o", "mode=700", "tmpfs"], &memory);
+    let memory = Mounted(memory);
+    let [upper, work] = ["upper", "work"].map(|name| memory.0.join(name));
+    [&upper, &work].iter().for_each(|directory| fs::create_dir(directory).unwrap());
+    let [lower, upper, work] = [&disk.0, &upper, &work].map(|path| path.display());
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    mount(&["-t", "overlay", "-o", &options, "overlay"], &disk.0);
+    let _overlay = Mounted(disk.0.clone());
+    node.start_agent();
+    wait_until("the stored pods to run", LONG, || {
+        ["web", "app"].iter().all(|name| !node.running(name).is_empty())
+    });
+    node.api().go_up();
+    node.wait_ready("web");
+    node.wait_ready("app");
+    node.finish();
+}
+
 #[test]
 fn agent_starts_on_a_full_disk_and_running_pods_continue() {
     let node = prepared();
