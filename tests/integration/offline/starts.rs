@@ -75,10 +75,46 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     node.finish();
 }
 
+/// Four programs that hang for their own minute, one after the other, would take longer than the test waits.
+#[test]
+fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_only() {
+    let mut node = joined(json!({}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    node.bind(&web);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    wait_checked(&node, "web");
+    let programs = node.path("programs");
+    fs::create_dir(&programs).unwrap();
+    let providers = ["a", "b", "c", "d"].map(|name| {
+        std::os::unix::fs::symlink("/bin/sleep", programs.join(name)).unwrap();
+        json!({"name": name, "matchImages": ["localhost"], "defaultCacheDuration": "1h", "args": ["3600"],
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1"})
+    });
+    let config = json!({"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
+        "providers": providers});
+    fs::write(node.path("providers.yaml"), config.to_string()).unwrap();
+    node.add_flags(&[
+        &format!("--image-credential-provider-config={}", node.path("providers.yaml").display()),
+        &format!("--image-credential-provider-bin-dir={}", programs.display()),
+    ]);
+    node.fake.fail("PullImage", Kind::Unknown, "dial tcp: lookup registry.test: no such host");
+    restart_alone(&mut node);
+    node.wait_ready("web");
+    assert!(node.log().contains("credential provider d has no answer"), "{}", node.log());
+    let events = node.cli(&["events", "-o", "json"]);
+    assert!(events.contains("its registry does not respond"), "{events}");
+    node.fake.behave("PullImage");
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.finish();
+}
+
 /// The phase stays `online` without a new start of the agent: what counts is the lease, which cannot be renewed.
 #[test]
 fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node_has_ended() {
-    let mut node = joined(json!({"nodeLeaseDurationSeconds": 4}));
+    let node = joined(json!({"nodeLeaseDurationSeconds": 4}));
     let mut web = simple("web");
     web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
     node.bind(&web);
