@@ -71,6 +71,29 @@ function(coracle_together target)
     PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
+include("${_coracle_directory}/edit.cmake")
+
+# Makes the library's timers sleep. An agent at rest has no timer of the library, but each of its two
+# lists of timers is in parts, two per processor, and each part wakes a thread once per window, a second
+# at most, to see whether a later timer is now in the window. With one part per list and a window of
+# 30 s, each list wakes a thread every 30 s. A timer in the window is sorted in at once, so none is late.
+# A request to the runtime has two minutes, so it stays outside the window and wakes no thread.
+# The third timer reads connections every 5 s for programs that wait in no queue; the thread "grpc-0"
+# always does. The variable GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS still turns it on.
+function(coracle_quiet)
+  coracle_edit(grpc_unsecure src/core/lib/iomgr/timer_generic.cc
+    "#define MIN_QUEUE_WINDOW_DURATION 0.01" "#define MIN_QUEUE_WINDOW_DURATION 30.0"
+    "#define MAX_QUEUE_WINDOW_DURATION 1.0" "#define MAX_QUEUE_WINDOW_DURATION 30.0"
+    "grpc_core::Clamp(2 * gpr_cpu_num_cores(), 1u, 32u)" "1")
+  coracle_edit(grpc_unsecure src/core/lib/event_engine/posix_engine/timer.cc
+    "kMinQueueWindowDuration = 0.01" "kMinQueueWindowDuration = 30.0"
+    "kMaxQueueWindowDuration = 1.0" "kMaxQueueWindowDuration = 30.0"
+    "grpc_core::Clamp(2 * gpr_cpu_num_cores(), 1u, 32u)" "1")
+  coracle_edit(gpr src/core/lib/config/config_vars.cc
+    "overrides.client_channel_backup_poll_interval_ms, 5000)"
+    "overrides.client_channel_backup_poll_interval_ms, 0)")
+endfunction()
+
 function(coracle_client)
   # Archives that cargo's build script names, with nothing in them.
   file(WRITE "${CMAKE_BINARY_DIR}/empty.c" "")
@@ -99,6 +122,8 @@ function(coracle_client)
   endif()
   file(WRITE "${CMAKE_BINARY_DIR}/first/${header}" "${without}")
   target_include_directories(grpc_unsecure BEFORE PRIVATE "${CMAKE_BINARY_DIR}/first")
+
+  coracle_quiet()
 
   # Abseil is a hundred archives of a file or two: all in one.
   get_target_property(abseil base SOURCE_DIR)
