@@ -39,6 +39,18 @@ pub(super) fn is_part(patch: &Value, before: &Value) -> bool {
     })
 }
 
+/// Whether the fields of a status that `patch` changes report that the sandbox is ready, and nothing else.
+#[must_use]
+pub(super) fn reports_only_sandbox(patch: &Value) -> bool {
+    let Some(fields) = patch.as_object() else { return false };
+    let is_ready =
+        |condition: &Value| condition["type"] == "PodReadyToStartContainers" && condition["status"] == "True";
+    fields.iter().all(|(key, value)| match key.as_str() {
+        "conditions" => value.as_array().is_some_and(|conditions| conditions.iter().all(is_ready)),
+        key => key == "$setElementOrder/conditions",
+    })
+}
+
 /// A status as the API server writes it.
 fn document(status: &PodStatus) -> Map<String, Value> {
     let Ok(Value::Object(mut document)) = crate::util::json::to_value(status) else { return Map::new() };

@@ -23,6 +23,9 @@ use crate::util::timers::Deadlines;
 /// The minimum time between our last patch and the undoing of another client's edit of our fields:
 /// two writers that disagree must not overload the server.
 const RECONCILE: Duration = Duration::from_secs(10);
+/// How long the report that the sandbox of a pod is ready, and nothing else, waits for the next change:
+/// nearly always a container starts meanwhile, and one request reports both.
+const SANDBOX_ALONE: Duration = Duration::from_millis(500);
 /// How soon a pod whose end could not be reported is checked again, in case its last status came
 /// before the report that none of its containers runs. Doubles.
 const WITHHELD: Duration = Duration::from_secs(1);
@@ -76,6 +79,8 @@ struct Record {
     /// The last patch, until its response has been compared with it.
     last_patch: Option<Value>,
     stage: Stage,
+    /// Until when the report of a ready sandbox waits, unless it was acknowledged.
+    sandbox_until: Option<Instant>,
     /// How often the end of the pod had to be withheld.
     withheld: u32,
     failures: Failures,
@@ -243,6 +248,14 @@ impl Core {
                 self.due.set_earlier(uid.clone(), reconcile_at);
                 return None;
             }
+            // DIFFERS: upstream reports a ready sandbox at once, with a request of its own.
+            if record.acknowledged < entry.version && strategic::reports_only_sandbox(&body["status"]) {
+                let until = *record.sandbox_until.get_or_insert(now + SANDBOX_ALONE);
+                if now < until {
+                    self.due.set_earlier(uid.clone(), until);
+                    return None;
+                }
+            }
             record.sent = entry.version;
             record.in_full = !merged.withheld;
             record.last_patch = Some(body.clone());
@@ -352,6 +365,7 @@ impl Record {
             residue: None,
             last_patch: None,
             stage: Stage::Known,
+            sandbox_until: None,
             withheld: 0,
             failures: Failures::default(),
             server_fault: false,
@@ -370,6 +384,7 @@ impl Record {
     /// Records that the server has the status of this version.
     fn acknowledge(&mut self, version: u64, now: Instant) {
         self.acknowledged = version;
+        self.sandbox_until = None;
         self.withheld = 0;
         self.failures.end();
         self.server_fault = false;

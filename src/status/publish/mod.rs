@@ -3,8 +3,8 @@
 //!
 //! Inbox: the bell of the status cache, and the pods as the API server shows them ([`ApiPodSender`]).
 //! Out: status patches, and the deletion of pods that have completely ended on the node.
-//! The thread wakes for a new status, a pod that the server shows with another status, a retry, and a
-//! return of the server while a retry waits.
+//! The thread wakes for a new status, a pod that the server shows with another status, a retry, the end
+//! of the wait of a ready sandbox, and a return of the server while a retry waits.
 //! Invariants: only the newest status is sent; a pod that fails delays no other; a patch contains
 //! the UID of its pod; a status that the server already shows is not sent.
 

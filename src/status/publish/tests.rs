@@ -168,6 +168,52 @@ fn status_that_the_server_shows_already_causes_no_request() {
 }
 
 #[test]
+fn ready_sandbox_is_reported_with_the_next_change_or_after_a_wait() {
+    let status = |phase: &str, sandbox: &str, ready: &str| {
+        json!({"phase": phase, "conditions": [{"type": "PodReadyToStartContainers", "status": sandbox},
+            {"type": "Ready", "status": ready}]})
+    };
+    let pending = || {
+        let mut fixture = Fixture::new();
+        let pod = fixture.put("web", "1", started());
+        fixture.store(&pod, status("Pending", "False", "False"));
+        assert_eq!(fixture.run().len(), 1);
+        fixture.store(&pod, status("Pending", "True", "False"));
+        assert_eq!(fixture.run(), NOTHING);
+        (fixture, pod)
+    };
+    let order = r#""$setElementOrder/conditions":[{"type":"PodReadyToStartContainers"},{"type":"Ready"}]"#;
+    let sandbox = r#"{"status":"True","type":"PodReadyToStartContainers"}"#;
+    // A container starts: one request for both.
+    let (mut fixture, pod) = pending();
+    fixture.store(&pod, status("Running", "True", "True"));
+    let ready = r#"{"status":"True","type":"Ready"}"#;
+    let both = format!(r#"web patch {{{order},"conditions":[{sandbox},{ready}],"phase":"Running"}}"#);
+    assert_eq!(fixture.run(), [both]);
+    assert_eq!(fixture.after(60), NOTHING);
+    // An image is pulled: the wait ends.
+    let alone = format!(r#"web patch {{{order},"conditions":[{sandbox}]}}"#);
+    let (mut fixture, _) = pending();
+    let wait = fixture.core.next_due().unwrap() - fixture.now;
+    assert_eq!(wait, Duration::from_millis(500));
+    let echo = fixture.server.pod("web");
+    fixture.show(echo);
+    fixture.now += wait - Duration::from_millis(1);
+    assert_eq!(fixture.run(), NOTHING);
+    fixture.now += Duration::from_millis(1);
+    // A retry does not wait again.
+    fixture.server.script = [Response::Busy("500".into(), None)].into();
+    assert_eq!(fixture.run(), std::slice::from_ref(&alone));
+    assert_eq!(fixture.after(1), [alone]);
+    assert_eq!(fixture.core.next_due(), None);
+    // The end of a sandbox is reported at once.
+    let (mut fixture, pod) = pending();
+    fixture.after(1);
+    fixture.store(&pod, status("Pending", "False", "False"));
+    assert_eq!(fixture.run().len(), 1);
+}
+
+#[test]
 fn unavailable_server_is_retried_rarely_and_then_gets_the_newest_status() {
     let mut fixture = Fixture::new();
     let pods: Vec<Pod> = ["a", "b", "c"].map(|name| fixture.put(name, name, started())).into();
