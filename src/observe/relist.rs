@@ -1,13 +1,13 @@
 //! The `observe` thread: lists pods, compares, inspects what changed, reports it.
 
 use std::collections::{BTreeSet, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Sender, select_biased};
 
 use super::diff::{self, ExitedContainers};
 use super::handle::{Observe, ObservedChange, inspect_listed};
-use super::schedule::{RelistSchedule, StreamChange};
+use super::schedule::{self, RelistSchedule, StreamChange};
 use crate::cri::{CriError, NotReady};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -17,9 +17,6 @@ use crate::util::mailbox::Post;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
-
-/// Events that come within this time are handled together.
-const GATHER: Duration = Duration::from_millis(10);
 
 pub(super) fn spawn(
     observe: Observe,
@@ -89,23 +86,26 @@ impl Watcher {
                 !due.pods.is_empty()
             };
             self.report_health();
+            let acted = acted.then(Instant::now);
             if !self.wait(acted, stop) {
                 return;
             }
         }
     }
 
-    /// Waits until something is due. `false`: the thread has to stop.
-    fn wait(&self, acted: bool, stop: &StopToken) -> bool {
+    /// Waits until something is due. `acted`: when the last turn ended, if it listed pods. `false`: the
+    /// thread has to stop.
+    fn wait(&self, acted: Option<Instant>, stop: &StopToken) -> bool {
         let _waiting = threads::waiting(if self.schedule.is_streaming() { "events" } else { "next relist" });
-        // Bounds the inspections per second and pod in a burst of events.
-        if acted && stop.wait(GATHER) == Waited::Stopped {
-            return false;
-        }
-        let next = self.schedule.next_due(self.observe.cache.unreported());
+        let next = self.schedule.next_turn(self.observe.cache.unreported(), acted);
         select_biased! {
             recv(stop.signal()) -> _ => false,
-            recv(self.observe.cache.bell()) -> _ => true,
+            recv(self.observe.cache.bell()) -> _ => {
+                let waited = stop.wait(schedule::gathering(acted, Instant::now()));
+                // The next turn handles the events that came meanwhile.
+                let _ = self.observe.cache.bell().try_recv();
+                waited == Waited::TimedOut
+            }
             recv(timers::deadline_channel(Some(next))) -> _ => true,
         }
     }

@@ -32,6 +32,16 @@ pub(super) enum StreamChange {
     Silent,
 }
 
+/// Events that come within this time after a turn are handled together, which bounds the inspections per
+/// second and pod in a burst.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// How long to gather events when one comes at `now`. `acted`: when the last turn ended, if it listed pods.
+/// Without an event the thread does not wake up for this.
+pub(super) fn gathering(acted: Option<Instant>, now: Instant) -> Duration {
+    acted.map_or(Duration::ZERO, |acted| (acted + GATHER).saturating_duration_since(now))
+}
+
 #[derive(Debug)]
 pub(super) struct RelistSchedule {
     stream: StreamState,
@@ -176,13 +186,15 @@ impl RelistSchedule {
         self.next_status = now + period;
     }
 
-    /// When something is due next.
-    pub(super) fn next_due(&self, unreported: Option<Instant>) -> Instant {
+    /// When the next turn begins if no event comes: when something is due, but not while events are
+    /// gathered. `acted`: as for [`gathering`].
+    pub(super) fn next_turn(&self, unreported: Option<Instant>, acted: Option<Instant>) -> Instant {
         let due = self.next_relist.min(self.next_status);
-        match unreported {
+        let due = match unreported {
             Some(changed_at) if !self.silent => due.min(changed_at + REPORT_LIMIT),
             _ => due,
-        }
+        };
+        acted.map_or(due, |acted| due.max(acted + GATHER))
     }
 }
 
@@ -233,6 +245,23 @@ mod tests {
         );
         assert_eq!(fixture.lists(3), [3, 4, 5]);
         assert!(!fixture.schedule.is_streaming());
+    }
+
+    #[test]
+    fn rest_between_two_lists_is_one_wait() {
+        let mut fixture = Fixture::new();
+        let acted = fixture.time(0);
+        fixture.schedule.relisted(acted, false, acted);
+        fixture.schedule.status_updated(Some(true), acted);
+        // The wait ends with the next list, and not when no more events are gathered.
+        assert_eq!(fixture.schedule.next_turn(None, Some(acted)), fixture.time(1));
+        // Only an event begins to gather others, for what is left of the time after the list.
+        let milliseconds = |after| gathering(Some(acted), acted + Duration::from_millis(after)).as_millis();
+        assert_eq!([0, 4, 10, 500].map(milliseconds), [10, 6, 0, 0]);
+        assert_eq!(gathering(None, acted), Duration::ZERO);
+        // What is due at once waits for events, too.
+        let unreported = acted.checked_sub(REPORT_LIMIT);
+        assert_eq!(fixture.schedule.next_turn(unreported, Some(acted)), acted + GATHER);
     }
 
     #[test]
@@ -288,7 +317,7 @@ mod tests {
         let stream = fixture.schedule.stream.clone();
         let unreported = Some(fixture.time(40));
         let (soon, late) = (fixture.time(41), fixture.time(42));
-        assert_eq!(fixture.schedule.next_due(unreported), late.min(fixture.schedule.next_status));
+        assert_eq!(fixture.schedule.next_turn(unreported, None), late.min(fixture.schedule.next_status));
         assert_eq!(fixture.schedule.update(&stream, unreported, soon), None);
         assert_eq!(fixture.schedule.update(&stream, unreported, late), Some(StreamChange::Silent));
         assert_eq!(fixture.lists(3), [43, 44, 45]);
