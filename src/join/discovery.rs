@@ -175,6 +175,24 @@ pub fn by_k0s_token(text: &str) -> Result<(Cluster, Credentials), JoinError> {
     Ok((Cluster { server: found.server, authority }, credentials))
 }
 
+/// The cluster and the credentials of a kubeconfig that names no files, as
+/// [`bootstrap_kubeconfig`](super::credentials::bootstrap_kubeconfig) makes it. `place` names it in errors.
+/// Nothing is sent.
+///
+/// # Errors
+/// When the text is no such kubeconfig. The error does not contain it.
+pub fn by_kubeconfig(text: &str, place: &str) -> Result<(Cluster, Credentials), JoinError> {
+    let invalid = |reason: &str| JoinError::File { path: place.to_owned(), reason: reason.to_owned() };
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(invalid("has a kubeconfig that is larger than 1 MiB"));
+    }
+    let config = kubeconfig::parse(text.as_bytes(), place).map_err(|problem| invalid_kubeconfig(&problem))?;
+    let found = parts(&config, Origin::Remote).map_err(|reason| invalid(&reason))?;
+    let authority = found.authority.ok_or_else(|| invalid("has no certificate-authority-data"))?.to_pem();
+    let credentials = found.credentials.ok_or_else(|| invalid("has no credentials"))?;
+    Ok((Cluster { server: found.server, authority }, credentials))
+}
+
 /// The data of gzip; `None` if they are damaged or too large.
 fn unpack(packed: Vec<u8>) -> Option<Vec<u8>> {
     let (reader, compression) = decompress::open(Box::new(Cursor::new(packed)), MAX_FILE_BYTES).ok()?;

@@ -1,8 +1,8 @@
 //! Room `join`: what a machine reads from a control plane before it is a node of its cluster.
 //!
 //! - `token`, `authority`: the values of the flags, and how they prove that the server is the right one.
-//! - `discovery`: address and authorities of the cluster, by a bootstrap token, a kubeconfig file, or a join
-//!   token of k0s.
+//! - `discovery`: address and authorities of the cluster, by a bootstrap token, a kubeconfig, or a join token
+//!   of k0s.
 //! - `configuration`: the kubelet configuration of the cluster, and whether the node's name is free.
 //! - `credentials`: the credentials for the first certificate, and the kubeconfig that has them.
 //! - `requests`, `retry`, `error`: requests, repetitions, and refusals with their exit codes.

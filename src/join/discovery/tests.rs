@@ -436,3 +436,25 @@ fn texts_that_are_no_join_token_for_workers_are_refused_without_being_shown() {
         assert_eq!(error.exit_code(), 20, "{shown}");
     }
 }
+
+#[test]
+fn kubeconfig_of_a_bundle_has_cluster_and_credentials_and_names_no_files() {
+    let cluster = Cluster { server: "https://10.0.0.1:6443".to_owned(), authority: AUTHORITY.to_owned() };
+    let credentials = Credentials::Token(TOKEN.to_owned());
+    let text = crate::join::credentials::bootstrap_kubeconfig(&cluster, &credentials);
+    let (found, own) = by_kubeconfig(&text, "/b").unwrap();
+    assert_eq!((found.server, own), (cluster.server, credentials));
+    assert_eq!(Authorities::parse(found.authority.as_bytes()).unwrap().hashes(), [HASH]);
+    for (text, reason) in [
+        (k0s_kubeconfig("u", "{tokenFile: /etc/passwd}"), "names a file"),
+        (k0s_kubeconfig("u", "{}"), "has no credentials"),
+        (kubeconfig_with("https://10.0.0.1:6443", ""), "has no"),
+        (" ".repeat(2 << 20), "larger than 1 MiB"),
+        ("a: [".to_owned(), "/b:1"),
+    ] {
+        let error = by_kubeconfig(&text, "/b").unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.starts_with("/b") && shown.contains(reason) && !shown.contains("sesame"), "{shown}");
+        assert_eq!(error.exit_code(), 20, "{shown}");
+    }
+}
