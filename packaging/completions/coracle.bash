@@ -6,7 +6,7 @@ _coracle_names() { # pods | containers
         [ "$word" != = ] || continue
         case $before in
         -n | --namespace | --local-socket) agent+=("$before" "$word") before='' ;;
-        -o | --output | -c | --container | --tail | --since | --image | --target | --address | --root-dir | --config | --images-dir | --runtime | --containerd-config | --certs-dir | --registries-dir | --registry | --image-registry | --image-mirror-file | --listen | --tls-cert | --tls-key | --token | --token-file | --discovery-token-ca-cert-hash | --discovery-file | --tls-bootstrap-token | --k0s-token | --bootstrap-kubeconfig | --node-name | --node-ip | --node-labels | --cri-socket | --kubernetes-dir | --ignore-preflight-errors | --timeout | --kubeconfig) before='' ;;
+        -o | --output | -c | --container | --tail | --since | --image | --target | --address | --root-dir | --config | --images-dir | --runtime | --containerd-config | --certs-dir | --registries-dir | --registry | --image-registry | --image-mirror-file | --listen | --tls-cert | --tls-key | --token | --token-file | --discovery-token-ca-cert-hash | --discovery-file | --tls-bootstrap-token | --k0s-token | --bootstrap-kubeconfig | --write-bundle | --from-bundle | --node-name | --node-ip | --node-labels | --cri-socket | --kubernetes-dir | --ignore-preflight-errors | --timeout | --kubeconfig) before='' ;;
         *)
             before=$word
             case $word in -*) ;; *) words+=("$word") ;; esac
@@ -35,7 +35,7 @@ _coracle() {
     -c | --container) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names containers)" -- "$current") && return ;;
     --target) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names containers)" -- "$current") && return ;;
     --runtime) mapfile -t COMPREPLY < <(compgen -W 'containerd crio' -- "$current") && return ;;
-    --boot-id-file | --bootstrap-kubeconfig | --cert-dir | --client-ca-file | --config | --config-dir | --experimental-mounter-path | --image-credential-provider-bin-dir | --image-credential-provider-config | --kubeconfig | --lock-file | --machine-id-file | --pod-manifest-path | --root-dir | --tls-cert-file | --tls-private-key-file | --volume-plugin-dir | --image-mirror-file | --local-objects | --local-socket | --offline-key | --images-dir | --containerd-config | --certs-dir | --registries-dir | --tls-cert | --tls-key | --token-file | --discovery-file | --k0s-token | --cri-socket | --kubernetes-dir)
+    --boot-id-file | --bootstrap-kubeconfig | --cert-dir | --client-ca-file | --config | --config-dir | --experimental-mounter-path | --image-credential-provider-bin-dir | --image-credential-provider-config | --kubeconfig | --lock-file | --machine-id-file | --pod-manifest-path | --root-dir | --tls-cert-file | --tls-private-key-file | --volume-plugin-dir | --image-mirror-file | --local-objects | --local-socket | --offline-key | --images-dir | --containerd-config | --certs-dir | --registries-dir | --tls-cert | --tls-key | --token-file | --discovery-file | --k0s-token | --write-bundle | --from-bundle | --cri-socket | --kubernetes-dir)
         mapfile -t COMPREPLY < <(compgen -f -- "$current") && return
         ;;
     esac
@@ -55,7 +55,7 @@ _coracle() {
     devices:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     offline:-*) mapfile -t COMPREPLY < <(compgen -W '--output --namespace --damaged --all --yes --remove --local-socket --help' -- "$current") ;;
     setup:-*) mapfile -t COMPREPLY < <(compgen -W '--dry-run --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --root-dir --local-socket --help' -- "$current") ;;
-    join:-*) mapfile -t COMPREPLY < <(compgen -W '--token --token-file --discovery-token-ca-cert-hash --discovery-token-unsafe-skip-ca-verification --discovery-file --tls-bootstrap-token --k0s-token --bootstrap-kubeconfig --node-name --node-ip --node-labels --cri-socket --config --root-dir --kubernetes-dir --ignore-preflight-errors --timeout --no-start --dry-run --local-socket --help' -- "$current") ;;
+    join:-*) mapfile -t COMPREPLY < <(compgen -W '--token --token-file --discovery-token-ca-cert-hash --discovery-token-unsafe-skip-ca-verification --discovery-file --tls-bootstrap-token --k0s-token --bootstrap-kubeconfig --node-name --node-ip --node-labels --cri-socket --config --root-dir --kubernetes-dir --ignore-preflight-errors --timeout --no-start --write-bundle --from-bundle --dry-run --local-socket --help' -- "$current") ;;
     leave:-*) mapfile -t COMPREPLY < <(compgen -W '--drain --kubeconfig --timeout --root-dir --kubernetes-dir --dry-run --local-socket --help' -- "$current") ;;
     check:-*) mapfile -t COMPREPLY < <(compgen -W '--output --root-dir --config --cis --local-socket --help' -- "$current") ;;
     validate:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;

@@ -8,7 +8,7 @@ function __coracle_names
             case -n --namespace --local-socket
                 set -a agent $before $word
                 set before ''
-            case -o --output -c --container --tail --since --image --target --address --root-dir --config --images-dir --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --listen --tls-cert --tls-key --token --token-file --discovery-token-ca-cert-hash --discovery-file --tls-bootstrap-token --k0s-token --bootstrap-kubeconfig --node-name --node-ip --node-labels --cri-socket --kubernetes-dir --ignore-preflight-errors --timeout --kubeconfig
+            case -o --output -c --container --tail --since --image --target --address --root-dir --config --images-dir --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --listen --tls-cert --tls-key --token --token-file --discovery-token-ca-cert-hash --discovery-file --tls-bootstrap-token --k0s-token --bootstrap-kubeconfig --write-bundle --from-bundle --node-name --node-ip --node-labels --cri-socket --kubernetes-dir --ignore-preflight-errors --timeout --kubeconfig
                 set before ''
             case '*'
                 set before $word
@@ -154,6 +154,8 @@ complete -c coracle -n '__fish_seen_subcommand_from join' -l kubernetes-dir -r -
 complete -c coracle -n '__fish_seen_subcommand_from join' -l ignore-preflight-errors -x -d 'checks that may fail'
 complete -c coracle -n '__fish_seen_subcommand_from join' -l timeout -x -d 'longest wait for the node'
 complete -c coracle -n '__fish_seen_subcommand_from join' -l no-start -d 'write the files, and start nothing'
+complete -c coracle -n '__fish_seen_subcommand_from join' -l write-bundle -r -F -d 'file to write for the nodes of bundles'
+complete -c coracle -n '__fish_seen_subcommand_from join' -l from-bundle -r -F -d 'file of --write-bundle'
 complete -c coracle -n '__fish_seen_subcommand_from join' -l dry-run -d 'print what would be done'
 complete -c coracle -n '__fish_seen_subcommand_from join' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from join' -l help -s h -d 'help of the command'

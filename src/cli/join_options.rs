@@ -13,6 +13,9 @@ use crate::model::names::is_dns_subdomain;
 /// kubeadm waits as long for the certificate of a node.
 const TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
+/// The directory of the agent without `--root-dir`.
+const ROOT_DIR: &str = "/var/lib/kubelet";
+
 /// The directory of kubeadm.
 pub(super) const KUBERNETES_DIR: &str = "/etc/kubernetes";
 
@@ -41,6 +44,8 @@ pub(super) struct JoinOptions {
     pub timeout: Duration,
     pub no_start: bool,
     pub dry_run: bool,
+    /// Nothing joins: what a node needs is written to this file.
+    pub write_bundle: Option<PathBuf>,
 }
 
 impl Default for JoinOptions {
@@ -62,6 +67,7 @@ impl Default for JoinOptions {
             timeout: TIMEOUT,
             no_start: false,
             dry_run: false,
+            write_bundle: None,
         }
     }
 }
@@ -80,6 +86,8 @@ pub(super) enum JoinMethod {
     BootstrapKubeconfig(PathBuf),
     /// From a token of k0s; `-` is standard input.
     K0sToken(PathBuf),
+    /// From a file of `--write-bundle`, which has options of the node, too.
+    Bundle(PathBuf),
 }
 
 /// Where a token comes from. A command line is visible to other users of the machine.
@@ -132,6 +140,10 @@ impl JoinOptions {
                 self.set_method(JoinMethod::BootstrapKubeconfig(PathBuf::from(text)))?;
             }
             "k0s-token" => self.set_method(JoinMethod::K0sToken(PathBuf::from(text)))?,
+            "from-bundle" => self.set_method(JoinMethod::Bundle(PathBuf::from(text)))?,
+            // The token must not come into the output of the command.
+            "write-bundle" if matches!(text, "" | "-") => return Err("name a file".to_owned()),
+            "write-bundle" => self.write_bundle = Some(PathBuf::from(text)),
             "node-name" => {
                 let name = text.trim().to_lowercase();
                 if !is_dns_subdomain(&name) {
@@ -161,9 +173,9 @@ impl JoinOptions {
 
     fn set_method(&mut self, method: JoinMethod) -> Result<(), String> {
         if !matches!(self.method, JoinMethod::Token { .. }) {
-            return Err(
-                "give only one of --discovery-file, --bootstrap-kubeconfig and --k0s-token".to_owned()
-            );
+            return Err("give only one of --discovery-file, --bootstrap-kubeconfig, --k0s-token and \
+                        --from-bundle"
+                .to_owned());
         }
         self.method = method;
         Ok(())
@@ -175,6 +187,7 @@ impl JoinOptions {
     /// The text says what is missing or too much.
     pub(super) fn complete(mut self, argument: Option<String>) -> Result<JoinOptions, String> {
         check_directories(&self.root_dir, &self.kubernetes_dir)?;
+        self.check_write_bundle()?;
         let has_trust = self.is_unverified || !self.pins.is_empty();
         let has_token = self.token.is_some() || self.tls_token.is_some();
         match &self.method {
@@ -197,7 +210,9 @@ impl JoinOptions {
                 self.method = JoinMethod::Token { address };
                 return Ok(self);
             }
-            JoinMethod::BootstrapKubeconfig(_) | JoinMethod::K0sToken(_) if has_token => {
+            JoinMethod::BootstrapKubeconfig(_) | JoinMethod::K0sToken(_) | JoinMethod::Bundle(_)
+                if has_token =>
+            {
                 return Err("--token is not for this file, which has its own credentials".to_owned());
             }
             _ => {}
@@ -209,6 +224,29 @@ impl JoinOptions {
             }
             None => Ok(self),
         }
+    }
+
+    /// Several nodes use the file of `--write-bundle`.
+    fn check_write_bundle(&self) -> Result<(), String> {
+        if self.write_bundle.is_none() {
+            return Ok(());
+        }
+        for (option, is_given) in [
+            ("--from-bundle", matches!(self.method, JoinMethod::Bundle(_))),
+            ("--node-name", !self.node_name.is_empty()),
+            ("--node-ip", !self.node_ips.is_empty()),
+            ("--no-start", self.no_start),
+            ("--root-dir", self.root_dir != Path::new(ROOT_DIR)),
+            ("--kubernetes-dir", self.kubernetes_dir != Path::new(KUBERNETES_DIR)),
+        ] {
+            if is_given {
+                return Err(format!(
+                    "{option} is for one node, and cannot be used with --write-bundle: give it to coracle \
+                     join --from-bundle on the node"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The options that `leave` shares.
@@ -289,7 +327,7 @@ mod tests {
 
     #[test]
     fn files_exclude_each_other_and_an_address() {
-        for option in ["discovery-file", "bootstrap-kubeconfig", "k0s-token"] {
+        for option in ["discovery-file", "bootstrap-kubeconfig", "k0s-token", "from-bundle"] {
             let only = options(&[(option, "/f")]);
             assert!(only.clone().complete(None).is_ok(), "{option}");
             assert!(only.clone().complete(Some("host:1".into())).is_err(), "{option}");
@@ -297,6 +335,35 @@ mod tests {
             let with_token = options(&[(option, "/f"), ("tls-bootstrap-token", "a.b")]).complete(None);
             assert_eq!(with_token.is_ok(), option == "discovery-file", "{option}");
         }
+    }
+
+    #[test]
+    fn options_of_one_node_are_refused_for_a_file_for_several() {
+        let token = [("token", "a.b"), ("discovery-token-ca-cert-hash", "sha256:aa")];
+        let written = |more: &[(&str, &str)]| {
+            let words = [&token[..], &[("write-bundle", "/b")][..], more].concat();
+            options(&words).complete(Some("host:1".into()))
+        };
+        let shared = [
+            ("node-labels", "a=b"),
+            ("cri-socket", "/s"),
+            ("timeout", "1m"),
+            ("ignore-preflight-errors", "x"),
+        ];
+        assert_eq!(written(&shared).unwrap().write_bundle, Some("/b".into()));
+        for (option, text) in [("node-name", "n"), ("node-ip", "192.0.2.1"), ("kubernetes-dir", "/k")] {
+            let error = written(&[(option, text)]).unwrap_err();
+            assert!(error.starts_with(&format!("--{option} is for one node")), "{error}");
+        }
+        let from = options(&[("write-bundle", "/b")]);
+        for (option, other) in [
+            ("--no-start", JoinOptions { no_start: true, ..from.clone() }),
+            ("--root-dir", JoinOptions { root_dir: "/r".into(), ..from.clone() }),
+            ("--from-bundle", JoinOptions { method: JoinMethod::Bundle("/a".into()), ..from.clone() }),
+        ] {
+            assert!(other.complete(None).unwrap_err().starts_with(option), "{option}");
+        }
+        assert!(from.clone().set("write-bundle", "-").is_err());
     }
 
     #[test]

@@ -371,6 +371,17 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "the same with a kubeconfig of the cluster, or with a token of k0s",
     ),
     (
+        "join",
+        "join HOST:PORT --write-bundle FILE [the same options]",
+        "check these options with the cluster, and write them with token and authority to a file for several \
+         nodes, which install of a bundle uses; changes nothing here",
+    ),
+    (
+        "join",
+        "join --from-bundle FILE [the same options]",
+        "join with that file; an option of the command has precedence over the same one in the file",
+    ),
+    (
         "leave",
         "leave [--drain --kubeconfig FILE] [--timeout DURATION] [--root-dir DIR] [--kubernetes-dir DIR] \
          [--dry-run]",
@@ -500,6 +511,8 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
             "ignore-preflight-errors",
             "timeout",
             "no-start",
+            "write-bundle",
+            "from-bundle",
             "dry-run",
         ],
     ),

@@ -74,6 +74,8 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("tls-bootstrap-token", ' ', Some(Value::Any), "token for the first certificate"),
     ("k0s-token", ' ', Some(Value::File), "file with a token of k0s"),
     ("bootstrap-kubeconfig", ' ', Some(Value::File), "kubeconfig for the first certificate"),
+    ("write-bundle", ' ', Some(Value::File), "file to write for the nodes of bundles"),
+    ("from-bundle", ' ', Some(Value::File), "file of --write-bundle"),
     ("node-name", ' ', Some(Value::Any), "name of the node"),
     ("node-ip", ' ', Some(Value::Any), "addresses of the node"),
     ("node-labels", ' ', Some(Value::Any), "labels of the node"),

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::cli::join_options::{JoinMethod, JoinOptions, TokenSource};
 use crate::util::untrusted;
 
+use super::bundle;
 use super::plane::{self, AuthorityPin, BootstrapToken, Cluster, Credentials, Trust};
 use super::refusal::{Reason, Refusal};
 
@@ -51,6 +52,7 @@ pub(super) fn discover(
             let text = if file == Path::new("-") { from_input(input)? } else { from_file(file)? };
             Ok(plane::by_k0s_token(&text)?)
         }
+        JoinMethod::Bundle(file) => bundle::read(file)?.cluster(file),
     }
 }
 
@@ -62,6 +64,10 @@ pub(super) fn named_server(method: &JoinMethod) -> Option<String> {
         }
         JoinMethod::K0sToken(file) if file != Path::new("-") => {
             let (cluster, _) = plane::by_k0s_token(&from_file(file).ok()?).ok()?;
+            Some(cluster.server)
+        }
+        JoinMethod::Bundle(file) => {
+            let (cluster, _) = bundle::read(file).ok()?.cluster(file).ok()?;
             Some(cluster.server)
         }
         JoinMethod::K0sToken(_) | JoinMethod::Token { .. } => None,

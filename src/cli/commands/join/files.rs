@@ -267,7 +267,7 @@ fn check_place(path: &Path) -> Result<(), Refusal> {
 }
 
 /// Whether a file belongs to root or this user, and permits nothing that `mode` does not.
-fn is_safe(found: &fs::Metadata, mode: u32) -> bool {
+pub(super) fn is_safe(found: &fs::Metadata, mode: u32) -> bool {
     let own = rustix::process::geteuid().as_raw();
     (found.uid() == 0 || found.uid() == own) && found.mode() & 0o7777 & !mode == 0
 }

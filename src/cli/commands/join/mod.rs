@@ -6,6 +6,7 @@
 //!
 //! Go: cmd/kubeadm/app/cmd/join.go, cmd/kubeadm/app/cmd/phases/join.
 
+mod bundle;
 mod configuration;
 mod discovery;
 mod drain;
@@ -18,6 +19,7 @@ mod preflight;
 mod refusal;
 mod service;
 mod wait;
+mod write_bundle;
 
 use std::fmt::Display;
 use std::path::Path;
@@ -38,8 +40,9 @@ use super::check;
 use super::console::Console;
 use super::error::{Outcome, print_stderr};
 
+use bundle::JoinBundle;
 use files::{Action, FilePlan, Paths, PlannedFile, Record};
-use plane::Cluster;
+use plane::{Cluster, Credentials};
 use preflight::{Course, Machine};
 use refusal::{Reason, Refusal};
 use wait::Observation;
@@ -56,7 +59,24 @@ pub(super) fn run(console: &mut Console<'_>, options: &JoinOptions) -> Outcome {
         root_dir: options.root_dir.clone(),
         units_dir: service::UNITS.into(),
     };
-    Ok(exit("join", Attempt { console, options, paths: &paths }.run()))
+    let result = match &options.write_bundle {
+        Some(target) => write_bundle::run(console, options, target, &mut std::io::stdin().lock()),
+        None => join(console, options, &paths),
+    };
+    Ok(exit("join", result))
+}
+
+/// Makes this machine a node, with the options of the command and those of its bundle.
+fn join(console: &mut Console<'_>, command: &JoinOptions, paths: &Paths) -> Result<(), Refusal> {
+    let JoinMethod::Bundle(file) = &command.method else {
+        return Attempt { console, options: command, bundle: None, paths }.run();
+    };
+    // Before the file, which only root reads.
+    let is_root = rustix::process::geteuid().is_root();
+    step("preflight", preflight::check_user(is_root, command.dry_run))?;
+    let bundle = step("bundle", bundle::read(file))?;
+    let options = step("bundle", bundle.options(command, file))?;
+    Attempt { console, options: &options, bundle: Some(&bundle), paths }.run()
 }
 
 /// Prints why a command ended, and what to do.
@@ -92,6 +112,8 @@ fn host_name() -> String {
 struct Attempt<'a, 'c> {
     console: &'a mut Console<'c>,
     options: &'a JoinOptions,
+    /// Of `--from-bundle`.
+    bundle: Option<&'a JoinBundle>,
     paths: &'a Paths,
 }
 
@@ -231,25 +253,17 @@ impl Attempt<'_, '_> {
             let outcome = plane::node_state(&cluster, &own, node);
             step("preflight", preflight::check_certificate(&file, outcome))?;
         }
-        self.progress("configuration: reading kube-system/kubelet-config");
-        let shared = match plane::kubelet_configuration(&cluster, &credentials) {
-            Ok(text) => Some(text),
-            // Clusters of other distributions have no such object.
-            Err(error) if !matches!(options.method, JoinMethod::Token { .. }) => {
-                self.warn(format!("no configuration of the cluster: {error}; only --config counts"));
-                None
+        let is_kubeadm = matches!(options.method, JoinMethod::Token { .. })
+            || self.bundle.is_some_and(|bundle| bundle.needs_configuration);
+        let shared = cluster_configuration(self.console, &cluster, &credentials, is_kubeadm)?;
+        let own = match (&options.config, self.bundle.and_then(|bundle| bundle.config.as_ref())) {
+            (Some(file), _) => {
+                Some((file.display().to_string(), step("configuration", own_configuration(file))?))
             }
-            Err(error) => return step("configuration", Err(error)),
-        };
-        let own = match &options.config {
-            Some(file) => {
-                let bytes = step("configuration", files::read(file))?;
-                let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
-                let bytes =
-                    step("configuration", bytes.ok_or_else(|| Refusal::file("read", file, &missing())))?;
-                Some((file.display().to_string(), bytes))
+            (None, Some(text)) => {
+                Some(("the configuration in the bundle".to_owned(), text.clone().into_bytes()))
             }
-            None => None,
+            (None, None) => None,
         };
         let own = own.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         let resolver = Path::new(configuration::RESOLVED).exists().then_some(configuration::RESOLVED);
@@ -365,6 +379,32 @@ impl Attempt<'_, '_> {
             Ok(Some(state)) => Observation::Node(state),
         }
     }
+}
+
+/// Reads the configuration of the cluster. `is_kubeadm`: the cluster has one, and without it nothing joins.
+fn cluster_configuration(
+    console: &mut Console<'_>,
+    cluster: &Cluster,
+    credentials: &Credentials,
+    is_kubeadm: bool,
+) -> Result<Option<String>, Refusal> {
+    progress(console, "configuration: reading kube-system/kubelet-config");
+    match plane::kubelet_configuration(cluster, credentials) {
+        Ok(text) => Ok(Some(text)),
+        // Clusters of other distributions have no such object.
+        Err(error) if !is_kubeadm => {
+            let text = format!("no configuration of the cluster: {error}; only --config counts");
+            progress(console, format!("warning: {text}"));
+            Ok(None)
+        }
+        Err(error) => step("configuration", Err(error)),
+    }
+}
+
+/// The content of the file of `--config`.
+fn own_configuration(file: &Path) -> Result<Vec<u8>, Refusal> {
+    let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+    files::read(file)?.ok_or_else(|| Refusal::file("read", file, &missing()))
 }
 
 /// Loads the configuration as the agent will.

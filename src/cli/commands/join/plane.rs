@@ -13,7 +13,9 @@ use crate::join::configuration::node_state_within;
 pub(super) use crate::join::configuration::{NodeState, kubelet_configuration, node_state, server_version};
 pub(super) use crate::join::credentials::{Credentials, bootstrap_kubeconfig};
 use crate::join::discovery::by_file_within;
-pub(super) use crate::join::discovery::{Trust, by_file, by_k0s_token, by_token, server_of_file};
+pub(super) use crate::join::discovery::{
+    Trust, by_file, by_k0s_token, by_kubeconfig, by_token, server_of_file,
+};
 pub(super) use crate::join::token::BootstrapToken;
 use crate::kube::certificates::{Purpose, Store, Template, bootstrap};
 
