@@ -124,16 +124,42 @@ fn join_makes_a_ready_node_and_leave_removes_its_files() {
     assert!(shown.contains("maxPods: 19") && shown.contains("(secret)"), "{shown}");
     assert!(!places.kubernetes.exists() && !places.kubelet.exists());
 
-    let printed = places.expect("join", &join, 0);
+    // From any machine, for several nodes: the file has the options that they share.
+    let file = machine.dir.join("join.json").display().to_string();
+    let shared_options = ["--node-labels", "zone=a", "--config", &own, "--write-bundle", &file];
+    let output = Command::new(binary())
+        .arg("join")
+        .args(&from_kubeadm)
+        .args(shared_options)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(mode(Path::new(&file)), 0o600);
+    let of_node = [
+        "--from-bundle",
+        &file,
+        "--node-name",
+        NAME,
+        "--node-ip",
+        "192.0.2.10",
+        "--cri-socket",
+        &machine.containerd.endpoint(),
+        "--no-start",
+        "--ignore-preflight-errors",
+        "all",
+    ]
+    .map(str::to_owned);
+    let printed = places.expect("join", &of_node, 0);
     let bootstrap = places.kubernetes.join("bootstrap-kubelet.conf");
     assert_eq!(mode(&bootstrap), 0o600);
     assert_eq!(mode(&places.kubernetes.join("pki/ca.crt")), 0o644);
     for file in ["config.yaml", "instance-config.yaml", "kubeadm-flags.env"] {
         assert_eq!(mode(&places.kubelet.join(file)), 0o644, "{file}");
     }
-    // Once more, as after an interruption: the same files.
+    // Once more, as after an interruption, with all options: the same files.
     let again = places.expect("join", &join, 0);
-    assert!(again.contains("has the wanted content"), "{again}");
+    assert!(again.contains("has the wanted content") && !again.contains("files: writing"), "{again}");
 
     let line = printed.lines().find(|line| line.contains("--bootstrap-kubeconfig=")).expect("a command");
     let mut program = Command::new(binary());
