@@ -62,7 +62,7 @@ pub(super) fn run(
     progress(
         console,
         format!(
-            "on each node, put it as {NAME} beside install of an unpacked bundle, as root and with mode 0600, and \
+            "on each node, put it as {NAME} beside install of an unpacked bundle, as root with mode 0600, and \
              run ./install; or run coracle join --from-bundle FILE there"
         ),
     );
