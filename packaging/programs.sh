@@ -37,31 +37,42 @@ static_busybox() {
     return 1
 }
 
-# Prints the path of the distribution's busybox for another architecture, out of its package, which is
-# fetched once. Beside it, FILE.package has the line of the package for a bill of materials.
+# Prints the path of the distribution's busybox for another architecture, out of the package that apt names
+# now, which is fetched once for each version. Beside it, FILE.package has the line of the package for a bill
+# of materials.
 foreign_busybox() { # <name of uname -m>
-    local into=$CORACLE_CACHE/busybox-$1
-    locked "busybox-$1" fetch_foreign_busybox "$into" "$(debian_architecture "$1")" || return
-    echo "$into/busybox"
+    locked "busybox-$1" fetch_foreign_busybox "$CORACLE_CACHE/busybox-lists-$1" "$(debian_architecture "$1")"
 }
 
 # With lists of packages of its own: the machine's configuration does not change.
-fetch_foreign_busybox() { # <directory> <Debian's name of the architecture>
-    [ -e "$1/.done" ] && return
+fetch_foreign_busybox() { # <directory of the lists> <Debian's name of the architecture>
     command -v apt-get >/dev/null || die "there is no apt-get to fetch busybox-static for $2"
-    say "fetching busybox-static for $2"
-    local apt=(apt-get -q -o "APT::Architecture=$2" -o "APT::Architectures=$2" -o APT::Sandbox::User=root
-        -o "Dir::State::Lists=$1/lists" -o "Dir::Cache=$1/cache") package
-    rm -rf "$1" && mkdir -p "$1/lists/partial" "$1/cache/archives/partial" || return
-    (cd "$1" && "${apt[@]}" update && "${apt[@]}" download busybox-static) >"$1/log" 2>&1 ||
-        die "busybox-static for $2 cannot be fetched: $(tail -1 "$1/log")"
-    package=$(find "$1" -maxdepth 1 -name 'busybox-static_*.deb') && dpkg-deb -x "$package" "$1/tree" || return
-    # It is in /bin or in /usr/bin.
-    cp "$(find "$1/tree" -type f -path '*/bin/busybox')" "$1/busybox" || return
-    # shellcheck disable=SC2016 # dpkg-deb expands it
-    dpkg-deb --show --showformat='${Package}\t${Version}\t${Architecture}\n' "$package" >"$1/busybox.package" || return
-    rm -rf "$1/lists" "$1/cache" "$1/tree" "$package"
-    touch "$1/.done"
+    local apt name into package
+    apt=(apt-get -q -o "APT::Architecture=$2" -o "APT::Architectures=$2" -o APT::Sandbox::User=root
+        -o "Dir::State::Lists=$1/lists" -o "Dir::Cache=$1/cache")
+    mkdir -p "$1/lists/partial" "$1/cache/archives/partial" || return
+    # By default, apt goes on with old lists if a server does not respond.
+    { "${apt[@]}" -o APT::Update::Error-Mode=any update >"$1/log" 2>&1 &&
+        "${apt[@]}" download --print-uris busybox-static >"$1/uris" 2>>"$1/log"; } ||
+        die "the version of busybox-static for $2 cannot be read: $(tail -1 "$1/log")"
+    # A line is 'URI' FILE SIZE DIGEST; the name of the file has the version and the architecture.
+    name=$(sed -n "s/^'[^']*' \\(busybox-static_[A-Za-z0-9.+~%-]*_$2\\)\\.deb .*/\\1/p" "$1/uris" | head -1)
+    [ -n "$name" ] || die "apt-get names no package busybox-static for $2"
+    into=$CORACLE_CACHE/$name
+    if [ ! -e "$into/.done" ]; then
+        say "fetching $name"
+        rm -rf "$into" && mkdir -p "$into" || return
+        (cd "$into" && "${apt[@]}" download busybox-static) >"$1/log" 2>&1 ||
+            die "busybox-static for $2 cannot be fetched: $(tail -1 "$1/log")"
+        package=$(find "$into" -maxdepth 1 -name 'busybox-static_*.deb') && dpkg-deb -x "$package" "$into/tree" || return
+        # It is in /bin or in /usr/bin.
+        cp "$(find "$into/tree" -type f -path '*/bin/busybox')" "$into/busybox" || return
+        # shellcheck disable=SC2016 # dpkg-deb expands it
+        dpkg-deb --show --showformat='${Package}\t${Version}\t${Architecture}\n' "$package" >"$into/busybox.package" || return
+        rm -rf "$into/tree" "$package"
+        touch "$into/.done"
+    fi
+    echo "$into/busybox"
 }
 
 # Makes the local images, once for each version of busybox and pause.c. Prints their archives.
@@ -69,12 +80,12 @@ local_images() { images_for "$(uname -m)"; }
 
 # The same for an architecture. Those for another one than this machine's are made with the distribution's
 # busybox for it; zig compiles the pause program, and qemu-user prints the names of busybox's programs.
-images_for() { # <name of uname -m>
-    local key into arch=$1 busybox compiler=
+images_for() { # <name of uname -m> [<the output of foreign_busybox>]
+    local key into arch=$1 busybox=${2:-} compiler=
     if [ "$arch" = "$(uname -m)" ]; then
         busybox=$(static_busybox) || return
     else
-        busybox=$(foreign_busybox "$arch") || return
+        [ -n "$busybox" ] || busybox=$(foreign_busybox "$arch") || return
         command -v "qemu-$arch-static" >/dev/null || command -v "qemu-$arch" >/dev/null || apt_need qemu-user-static
         need_zig
         compiler="$ZIG cc -target $arch-linux-musl"
