@@ -15,7 +15,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::FlockType;
+use rustix::process::{Flock, FlockType};
 
 use super::error::ServerError;
 use crate::util::disk_writes;
@@ -47,6 +47,17 @@ pub(crate) fn lock_root_dir(root_dir: &Path) -> Result<InstanceLock, ServerError
         Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
         Err(source) => Err(ServerError::InstanceLock { path: root_dir.to_owned(), source }),
     }
+}
+
+/// The id of the process that has the lock of the root directory. `None`: no process that this one sees has it,
+/// or the directory cannot be read.
+pub(crate) fn root_dir_owner(root_dir: &Path) -> Option<u32> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(root_dir, flags, Mode::empty()).ok()?;
+    let newest = numbers(&directory, ROOT_LOCK).ok()?.into_iter().max()?;
+    // Of another PID namespace the kernel reports no id.
+    let pid = holder(&directory, &format!("{ROOT_LOCK}.{newest}")).ok()??.pid?;
+    u32::try_from(pid.as_raw_pid()).ok()
 }
 
 /// Locks the local socket's path and makes its directory, mode 0700, unless it exists.
@@ -109,12 +120,17 @@ fn numbers(directory: impl AsFd, name: &str) -> io::Result<Vec<u64>> {
 
 /// Whether another process has a write lock on the file.
 fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
+    Ok(holder(directory, file)?.is_some())
+}
+
+/// The write lock that another process has on the file.
+fn holder(directory: impl AsFd, file: &str) -> io::Result<Option<Flock>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match rustix::fs::openat(directory, file, flags, Mode::empty()) {
         // Only a write lock conflicts with a read lock.
-        Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
+        Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?),
         // A newer lock has replaced it, or it is no lock but a link or a socket.
-        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(false),
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -146,7 +162,9 @@ fn remove(directory: impl AsFd, file: &str) {
 mod tests {
     use super::*;
     use rustix::fs::{fcntl_lock, flock};
+    use std::io::{BufRead, BufReader, Read};
     use std::os::unix::fs::PermissionsExt;
+    use std::process::{Command, Stdio};
 
     fn files(directory: &Path) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(directory)
@@ -158,6 +176,41 @@ mod tests {
     }
 
     // tests/integration/agent.rs tests locks between processes.
+
+    /// Set in the process that has the lock.
+    const DIRECTORY: &str = "CORACLE_TEST_LOCKED_DIRECTORY";
+
+    /// Runs itself in another process, because the kernel does not report own locks.
+    #[test]
+    fn owner_of_the_root_directory_is_the_process_with_the_lock() {
+        if let Some(directory) = std::env::var_os(DIRECTORY) {
+            let _lock = lock_root_dir(Path::new(&directory)).unwrap();
+            println!("locked");
+            // The lock ends when the other process closes the pipe.
+            io::stdin().lock().read_to_end(&mut Vec::new()).unwrap();
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(root_dir_owner(root.path()), None);
+        assert_eq!(root_dir_owner(&root.path().join("absent")), None);
+        let test = "server::instance_lock::tests::owner_of_the_root_directory_is_the_process_with_the_lock";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(DIRECTORY, root.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("locked")));
+        assert_eq!(root_dir_owner(root.path()), Some(child.id()));
+        drop(child.stdin.take());
+        lines.for_each(drop);
+        assert!(child.wait().unwrap().success());
+        // Its file stays.
+        assert!(root.path().join("agent.lock.1").exists());
+        assert_eq!(root_dir_owner(root.path()), None);
+    }
 
     #[test]
     fn each_lock_is_a_file_of_the_next_number() {

@@ -53,7 +53,7 @@ pub(crate) use backend::{
 pub(crate) use context::MainPort;
 pub(crate) use error::ServerError;
 pub(crate) use http::connection::{Connection, Pace, Ready, Socket};
-pub(crate) use instance_lock::{InstanceLock, lock_local_socket, lock_root_dir};
+pub(crate) use instance_lock::{InstanceLock, lock_local_socket, lock_root_dir, root_dir_owner};
 pub(crate) use listen::bind::connect_local;
 pub(crate) use views::containers::default_container;
 pub(crate) use views::holdings::{

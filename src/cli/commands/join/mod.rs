@@ -32,7 +32,7 @@ use crate::config::defaults::get;
 use crate::config::{LoadRequest, LoadedConfig, load_content};
 use crate::model::names::is_dns_subdomain;
 use crate::resources::{Roots, machine};
-use crate::server::KUBERNETES_VERSION;
+use crate::server::{KUBERNETES_VERSION, root_dir_owner};
 use crate::util::error_chain::without_codes;
 use crate::util::stop::StopToken;
 
@@ -108,6 +108,18 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase()
 }
 
+/// Whether the command starts the agent as a unit.
+fn uses_systemd(options: &JoinOptions) -> bool {
+    !options.no_start && Path::new(service::SYSTEMD).exists()
+}
+
+/// The processes of the agent that the node has already: the one that has the lock of its root directory, and
+/// that of the unit, which the start replaces also if it has another root directory.
+fn own_agents(paths: &Paths, uses_systemd: bool) -> Vec<u32> {
+    let of_unit = if uses_systemd { service::main_process() } else { None };
+    root_dir_owner(&paths.root_dir).into_iter().chain(of_unit).collect()
+}
+
 /// One call of the command.
 struct Attempt<'a, 'c> {
     console: &'a mut Console<'c>,
@@ -154,7 +166,7 @@ impl Attempt<'_, '_> {
             has_bootstrap: paths.bootstrap().exists(),
         };
         let course = step("preflight", preflight::course(&machine, paths, address, &node, &options.ignored))?;
-        let uses_systemd = !options.no_start && Path::new(service::SYSTEMD).exists();
+        let uses_systemd = uses_systemd(options);
         if uses_systemd && !service::has_unit() {
             let advice = "install packaging/coracle.service, or write only the files with --no-start";
             let text = "preflight: there is no unit coracle.service";
@@ -282,7 +294,8 @@ impl Attempt<'_, '_> {
         // Only root sees the descriptors of others.
         if rustix::process::geteuid().is_root() {
             let listeners = port::listeners(Path::new("/proc"), port);
-            step("preflight", preflight::check_port(&listeners, port, &options.ignored))?;
+            let own = own_agents(paths, uses_systemd(options));
+            step("preflight", preflight::check_port(&listeners, &own, port, &options.ignored))?;
         }
         let bootstrap = plane::bootstrap_kubeconfig(&cluster, &credentials);
         Ok(Found { cluster, bootstrap, config, socket })

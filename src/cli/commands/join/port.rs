@@ -1,7 +1,7 @@
 //! Which processes listen on a TCP port of the machine.
 //!
 //! Go: cmd/kubeadm/app/preflight `PortOpenCheck`, which tries to listen. Here the owner is read from proc(5):
-//! an agent that runs already is no obstacle, because `join` restarts it.
+//! the agent of the node that runs already is no obstacle, because `join` restarts it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

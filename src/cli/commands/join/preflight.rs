@@ -119,9 +119,15 @@ pub(super) fn check_server(record: &Record, server: &str) -> Result<(), Refusal>
     Err(other_cluster(format!("this machine has joined, or has begun to join, {known}, and not {server}")))
 }
 
-/// Refuses a port that another process than an agent has, such as one that has a kubelet in it.
-pub(super) fn check_port(listeners: &[Listener], port: u16, ignored: &[String]) -> Result<(), Refusal> {
-    let other = listeners.iter().find(|listener| listener.name != "coracle");
+/// Refuses a port that another process than the agent of this node has, such as one that has a kubelet in it.
+/// `own`: the processes that `join` replaces; a name proves nothing.
+pub(super) fn check_port(
+    listeners: &[Listener],
+    own: &[u32],
+    port: u16,
+    ignored: &[String],
+) -> Result<(), Refusal> {
+    let other = listeners.iter().find(|listener| !listener.pid.is_some_and(|pid| own.contains(&pid)));
     let Some(other) = other.filter(|_| !is_ignored(ignored, &format!("port {port}"))) else { return Ok(()) };
     let process = other.pid.map_or_else(|| other.name.clone(), |pid| format!("{pid} ({})", other.name));
     let text = format!("port {port} of the kubelet is in use on this machine: process {process}");
@@ -297,16 +303,25 @@ mod tests {
     }
 
     #[test]
-    fn port_of_another_process_is_refused_and_that_of_an_agent_is_not() {
+    fn port_of_another_process_is_refused_and_that_of_the_own_agent_is_not() {
         let listener = |pid, name: &str| Listener { pid, name: name.to_owned() };
         let (own, other) = (listener(Some(5), "coracle"), listener(Some(7), "k3s-agent"));
-        assert_eq!(check_port(&[], 10_250, &[]), Ok(()));
-        assert_eq!(check_port(std::slice::from_ref(&own), 10_250, &[]), Ok(()));
-        let refused = check_port(&[own, other.clone()], 10_250, &[]).unwrap_err();
+        assert_eq!(check_port(&[], &[], 10_250, &[]), Ok(()));
+        assert_eq!(check_port(std::slice::from_ref(&own), &[4, 5], 10_250, &[]), Ok(()));
+        let refused = check_port(&[own, other.clone()], &[5], 10_250, &[]).unwrap_err();
         assert_eq!(refused.code, Reason::OtherKubelet.code());
         assert!(refused.text.contains("port 10250") && refused.text.contains("7 (k3s-agent)"), "{refused:?}");
-        assert_eq!(check_port(&[other], 10_250, &["port-10250".to_owned()]), Ok(()));
-        assert!(check_port(&[listener(None, "x")], 1, &[]).is_err());
+        assert_eq!(check_port(&[other], &[5], 10_250, &["port-10250".to_owned()]), Ok(()));
+        assert!(check_port(&[listener(None, "x")], &[5], 1, &[]).is_err());
+    }
+
+    #[test]
+    fn port_of_a_process_that_has_only_the_name_of_the_agent_is_refused() {
+        let listener = Listener { pid: Some(6), name: "coracle".to_owned() };
+        for own in [vec![], vec![5]] {
+            let refused = check_port(std::slice::from_ref(&listener), &own, 10_250, &[]).unwrap_err();
+            assert!(refused.text.contains("6 (coracle)"), "{refused:?}");
+        }
     }
 
     #[test]

@@ -123,6 +123,16 @@ pub(super) fn is_active() -> bool {
     systemctl(&["show", "--property=ActiveState", UNIT]).is_ok_and(|property| is_started(&property))
 }
 
+/// The id of the process of the unit, if it runs.
+pub(super) fn main_process() -> Option<u32> {
+    main_process_of(&systemctl(&["show", "--property=MainPID", UNIT]).ok()?)
+}
+
+/// `property`: the output of systemctl(1), with 0 if there is no process.
+fn main_process_of(property: &str) -> Option<u32> {
+    property.trim().strip_prefix("MainPID=")?.parse().ok().filter(|pid| *pid > 0)
+}
+
 /// `property`: the output of systemctl(1).
 fn is_started(property: &str) -> bool {
     matches!(
@@ -216,6 +226,15 @@ mod tests {
             assert_eq!(is_started(&format!("ActiveState={state}\n")), expected, "{state}");
         }
         assert!(!is_started(""));
+    }
+
+    #[test]
+    fn process_of_a_unit_that_does_not_run_is_none() {
+        for (property, expected) in
+            [("MainPID=17\n", Some(17)), ("MainPID=0", None), ("MainPID=", None), ("", None)]
+        {
+            assert_eq!(main_process_of(property), expected, "{property}");
+        }
     }
 
     #[test]
