@@ -45,7 +45,7 @@ use files::{Action, FilePlan, Paths, PlannedFile, Record};
 use plane::{Cluster, Credentials};
 use preflight::{Course, Machine};
 use refusal::{Reason, Refusal};
-use wait::Observation;
+use wait::{Observation, UnitWatch};
 
 /// The time between two readings of the node's state.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -172,6 +172,7 @@ impl Attempt<'_, '_> {
             let text = "preflight: there is no unit coracle.service";
             return Err(Refusal::new(Reason::Service, text, advice));
         }
+        let mut has_unit = uses_systemd;
         match course {
             Course::Continue => {
                 if let (Some(record), Some(server)) = (&record, discovery::named_server(&options.method)) {
@@ -183,7 +184,8 @@ impl Attempt<'_, '_> {
                 }
                 // Without a drop-in, the operator has started the agent with the command that was printed.
                 let has_drop_in = record.as_ref().is_some_and(|record| record.has_drop_in(paths));
-                if uses_systemd && has_drop_in && !service::is_active() {
+                has_unit = uses_systemd && has_drop_in;
+                if has_unit && !service::is_active() {
                     self.progress("start: starting coracle.service");
                     step("start", service::start())?;
                 }
@@ -233,7 +235,7 @@ impl Attempt<'_, '_> {
         }
         // The wait changes nothing that another command does.
         drop(lock);
-        self.wait(&node)
+        self.wait(&node, has_unit)
     }
 
     fn progress(&mut self, text: impl Display) {
@@ -352,9 +354,10 @@ impl Attempt<'_, '_> {
         );
     }
 
-    /// Waits until the node is Ready.
-    fn wait(&mut self, node: &str) -> Result<(), Refusal> {
+    /// Waits until the node is Ready. `has_unit`: whether systemd runs the agent, so it can be seen to fail.
+    fn wait(&mut self, node: &str, has_unit: bool) -> Result<(), Refusal> {
         let begin = Instant::now();
+        let mut watch = UnitWatch::default();
         let mut shown = String::new();
         let never = StopToken::never();
         loop {
@@ -367,6 +370,13 @@ impl Attempt<'_, '_> {
             if pending.text != shown {
                 self.progress(format!("wait: waiting for {}", pending.text));
                 shown.clone_from(&pending.text);
+            }
+            let unit = if has_unit { service::state() } else { None };
+            if let Some(reason) = unit.and_then(|unit| watch.step(&unit)) {
+                for line in service::last_lines() {
+                    self.progress(format!("  | {line}"));
+                }
+                return step("wait", Err(wait::unit_failed(&reason, &pending)));
             }
             if begin.elapsed() >= self.options.timeout {
                 return Err(wait::overdue(&pending, begin.elapsed()));

@@ -35,6 +35,13 @@ const PROGRAMS: [&str; 2] = ["/usr/local/bin/coracle", "/usr/bin/coracle"];
 /// systemctl only queues the start, which may take until the node has its certificate.
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 64 * 1024 };
 
+/// A query during the wait, which the next one repeats.
+const QUERY_LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 1024 * 1024 };
+
+/// The last lines of the log that are shown, and the most characters of each.
+const LINES: usize = 10;
+const LINE_CHARS: usize = 500;
+
 /// Whether the unit of the agent is installed.
 pub(super) fn has_unit() -> bool {
     UNIT_DIRECTORIES.iter().any(|directory| Path::new(directory).join(UNIT).exists())
@@ -141,6 +148,62 @@ fn is_started(property: &str) -> bool {
     )
 }
 
+/// What systemd reports of the unit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct UnitState {
+    pub active: String,
+    /// Since the last manual start, which may be that of an earlier command (systemd 235).
+    pub restarts: u64,
+    /// Why it has ended, such as `exit-code`.
+    pub result: String,
+    /// A start or stop is still queued.
+    pub has_job: bool,
+}
+
+/// The state of the unit; `None`: systemd does not respond.
+pub(super) fn state() -> Option<UnitState> {
+    let properties = ["ActiveState", "NRestarts", "Result", "Job"].map(|name| format!("--property={name}"));
+    let arguments = std::iter::once("show").chain(properties.iter().map(String::as_str)).chain([UNIT]);
+    Some(state_of(&query("systemctl", arguments)?))
+}
+
+/// `properties`: the output of systemctl(1), a line for each.
+fn state_of(properties: &str) -> UnitState {
+    let mut state = UnitState::default();
+    for (name, value) in properties.lines().filter_map(|line| line.split_once('=')) {
+        match name {
+            "ActiveState" => value.clone_into(&mut state.active),
+            "NRestarts" => state.restarts = value.parse().unwrap_or(0),
+            "Result" => value.clone_into(&mut state.result),
+            // Without a job there is no line, no value or the number 0.
+            "Job" => state.has_job = !matches!(value, "" | "0"),
+            _ => {}
+        }
+    }
+    state
+}
+
+/// The last lines that the agent has logged; none without a journal.
+pub(super) fn last_lines() -> Vec<String> {
+    let lines = format!("--lines={LINES}");
+    let unit = format!("--unit={UNIT}");
+    let arguments = [unit.as_str(), lines.as_str(), "--no-pager", "--quiet", "--output=cat"];
+    end_of(&query("journalctl", arguments).unwrap_or_default())
+}
+
+fn end_of(log: &str) -> Vec<String> {
+    let lines: Vec<&str> = log.lines().collect();
+    let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
+    last.iter().map(|line| line.chars().take(LINE_CHARS).collect()).collect()
+}
+
+/// The standard output of a program that succeeds.
+fn query<'a>(program: &str, arguments: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let mut command = Command::new(program);
+    let output = child::run(command.args(arguments), &[], QUERY_LIMITS, &StopToken::never()).ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// The drop-in with the arguments of the agent that counts in the place of the one of `join`, if there is
 /// one: of all directories the last name wins, and a name counts in the first directory that has it
 /// (systemd.unit(5)).
@@ -226,6 +289,29 @@ mod tests {
             assert_eq!(is_started(&format!("ActiveState={state}\n")), expected, "{state}");
         }
         assert!(!is_started(""));
+    }
+
+    #[test]
+    fn state_of_a_unit_that_restarts_is_read() {
+        let text = "Job=0\nNRestarts=3\nActiveState=activating\nResult=exit-code\n";
+        let expected = UnitState {
+            active: "activating".into(),
+            restarts: 3,
+            result: "exit-code".into(),
+            has_job: false,
+        };
+        assert_eq!(state_of(text), expected);
+        assert!(state_of("Job=17\n").has_job && !state_of("Job=\nNRestarts=[not set]\n").has_job);
+        assert_eq!(state_of("x\n"), UnitState::default());
+    }
+
+    #[test]
+    fn only_the_end_of_a_log_is_shown() {
+        let log: String = (0..30).map(|number| format!("line {number}\n")).collect();
+        let lines = end_of(&log);
+        assert_eq!((lines.len(), lines[0].as_str(), lines[9].as_str()), (10, "line 20", "line 29"));
+        assert_eq!(end_of(&"ä".repeat(9000)), ["ä".repeat(500)]);
+        assert!(end_of("").is_empty());
     }
 
     #[test]

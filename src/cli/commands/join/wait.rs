@@ -2,6 +2,7 @@
 
 use super::plane::NodeState;
 use super::refusal::{Reason, Refusal};
+use super::service::UnitState;
 
 /// What was seen last.
 #[derive(Debug, Clone)]
@@ -62,6 +63,44 @@ fn missing_part(reason: &str, message: &str) -> &'static str {
     }
 }
 
+/// With so many automatic restarts since the start, the agent does not stay up. The unit restarts it without
+/// a limit.
+const MAX_RESTARTS: u64 = 5;
+
+/// Follows the unit of the agent during the wait.
+#[derive(Debug, Default)]
+pub(super) struct UnitWatch {
+    /// The number of restarts at the start.
+    first: Option<u64>,
+    has_failed: bool,
+}
+
+impl UnitWatch {
+    /// What the unit does instead of running; `None`: it runs, or may run soon.
+    pub(super) fn step(&mut self, unit: &UnitState) -> Option<String> {
+        // The start sets the number to 0, perhaps after the first call.
+        let first = self.first.map_or(unit.restarts, |first| first.min(unit.restarts));
+        self.first = Some(first);
+        let restarts = unit.restarts.saturating_sub(first);
+        if restarts >= MAX_RESTARTS {
+            return Some(format!("was restarted {restarts} times since its start ({})", unit.result));
+        }
+        // Twice, because a start may not be queued yet.
+        let has_failed = unit.active == "failed" && !unit.has_job;
+        let stays_failed = has_failed && self.has_failed;
+        self.has_failed = has_failed;
+        stays_failed.then(|| format!("has failed ({})", unit.result))
+    }
+}
+
+/// The end of the wait for an agent that does not stay up. `reason`: from [`UnitWatch::step`].
+pub(super) fn unit_failed(reason: &str, pending: &Pending) -> Refusal {
+    let text = format!("coracle.service {reason}, while the command waited for {}", pending.text);
+    let advice =
+        "journalctl -u coracle shows why the agent ends; correct that, and run the same command again";
+    Refusal::new(Reason::Service, text, advice)
+}
+
 /// The end of the wait without success.
 pub(super) fn overdue(pending: &Pending, waited: std::time::Duration) -> Refusal {
     let text = format!("after {} s the command still waits for {}", waited.as_secs(), pending.text);
@@ -107,6 +146,40 @@ mod tests {
         assert!(refusal.advice.contains("/etc/cni/net.d"), "{refusal:?}");
         let runtime = pending(&not_ready("KubeletNotReady", "container runtime is down"), "n").unwrap();
         assert!(runtime.missing.contains("coracle check"));
+    }
+
+    fn unit(active: &str, restarts: u64, has_job: bool) -> UnitState {
+        UnitState { active: active.into(), restarts, result: "exit-code".into(), has_job }
+    }
+
+    #[test]
+    fn agent_that_ends_again_and_again_is_not_waited_for() {
+        let mut watch = UnitWatch::default();
+        // Restarts of an earlier start do not count.
+        for restarts in [40, 41, 0, 1, 4] {
+            assert_eq!(watch.step(&unit("activating", restarts, true)), None, "{restarts}");
+        }
+        let reason = watch.step(&unit("activating", 5, true)).unwrap();
+        assert_eq!(reason, "was restarted 5 times since its start (exit-code)");
+        let waits = pending(&Observation::NoCertificate, "n").unwrap();
+        let refusal = unit_failed(&reason, &waits);
+        assert_eq!(refusal.code, Reason::Service.code());
+        assert!(refusal.text.starts_with("coracle.service was restarted"), "{refusal:?}");
+        assert!(refusal.advice.contains("journalctl -u coracle"), "{refusal:?}");
+    }
+
+    #[test]
+    fn failed_unit_ends_the_wait_unless_its_start_is_queued() {
+        let mut watch = UnitWatch::default();
+        for (active, has_job) in
+            [("failed", false), ("failed", true), ("failed", false), ("activating", true)]
+        {
+            assert_eq!(watch.step(&unit(active, 0, has_job)), None, "{active} {has_job}");
+        }
+        for active in ["active", "inactive", "inactive", "failed"] {
+            assert_eq!(watch.step(&unit(active, 0, false)), None, "{active}");
+        }
+        assert_eq!(watch.step(&unit("failed", 0, false)).unwrap(), "has failed (exit-code)");
     }
 
     #[test]
