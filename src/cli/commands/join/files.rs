@@ -327,6 +327,19 @@ pub(super) fn write_record(record: &Record, paths: &Paths) -> Result<(), Refusal
     write_file(&path, format!("{text}\n").as_bytes(), 0o600)
 }
 
+/// Notes in the record, before a start that enables the unit, that `leave` has to disable it. `is_enabled`:
+/// whether the unit is started with the machine already.
+pub(super) fn note_enabling(
+    record: &Record,
+    paths: &Paths,
+    is_enabled: impl Fn() -> bool,
+) -> Result<(), Refusal> {
+    if record.enabled || is_enabled() {
+        return Ok(());
+    }
+    write_record(&Record { enabled: true, ..record.clone() }, paths)
+}
+
 /// Makes the root directory, as kubeadm makes it; the directories of other files are readable.
 pub(super) fn make_root(paths: &Paths) -> Result<(), Refusal> {
     disk_writes::make_directories(&paths.root_dir, 0o700)
@@ -646,6 +659,22 @@ mod tests {
                 Removal::Remove(paths.record()),
             ]
         );
+    }
+
+    #[test]
+    fn unit_that_a_later_join_enables_is_noted_for_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let record = plan(both(&paths, "a\n"), None, Record::default()).unwrap().record;
+        write_record(&record, &paths).unwrap();
+        note_enabling(&record, &paths, || true).unwrap();
+        assert_eq!(read_record(&paths).unwrap().as_ref(), Some(&record));
+        note_enabling(&record, &paths, || false).unwrap();
+        let noted = read_record(&paths).unwrap().unwrap();
+        assert_eq!(noted, Record { enabled: true, ..record });
+        // What is noted stays.
+        note_enabling(&noted, &paths, || true).unwrap();
+        assert_eq!(read_record(&paths).unwrap(), Some(noted));
     }
 
     #[test]

@@ -58,12 +58,16 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
     let has_drop_in = uses_systemd && paths.drop_in().exists();
     if can_stop(has_drop_in, service::has_unit, service::is_active) {
         progress(console, "stop: stopping coracle.service; containers keep running");
-        step("stop", service::stop(record.enabled))?;
+        step("stop", service::stop())?;
     } else if client.get::<NodeReport>("/v1/status").is_ok() {
         let text = "stop: an agent runs here, and not with the drop-in of coracle join";
         let advice = "stop it (systemctl stop coracle, rc-service coracle stop, or \
                       /usr/local/lib/coracle/supervise stop coracle), and run the same command again";
         return Err(Refusal::new(Reason::Service, text, advice));
+    }
+    if must_disable(&record, uses_systemd, service::has_unit) {
+        progress(console, "stop: disabling coracle.service, which coracle join has enabled");
+        step("stop", service::disable())?;
     }
     // Until it was stopped, the agent made more.
     for removal in &files::removals(&record, &paths)? {
@@ -79,7 +83,8 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         }
         step("stop", service::reload())?;
     }
-    for line in left(&record, &paths, count(&paths.root_dir.join("pods"))) {
+    let is_enabled = uses_systemd && service::is_enabled();
+    for line in left(&record, &paths, count(&paths.root_dir.join("pods")), is_enabled) {
         progress(console, format!("left: {line}"));
     }
     Ok(())
@@ -89,6 +94,12 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
 /// the drop-in while containers run; with a drop-in alone there is no unit.
 fn can_stop(has_drop_in: bool, has_unit: impl Fn() -> bool, is_active: impl Fn() -> bool) -> bool {
     has_drop_in && (has_unit() || is_active())
+}
+
+/// Whether the unit is disabled: only if `join` has enabled it, also if the drop-in is gone. Without a unit
+/// there is nothing to disable, and systemctl would fail.
+fn must_disable(record: &Record, uses_systemd: bool, has_unit: impl Fn() -> bool) -> bool {
+    uses_systemd && record.enabled && has_unit()
 }
 
 fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
@@ -107,8 +118,9 @@ fn count(directory: &Path) -> usize {
     fs::read_dir(directory).map_or(0, |entries| entries.flatten().count())
 }
 
-/// What `leave` does not remove, with how to remove it.
-fn left(record: &Record, paths: &Paths, pods: usize) -> Vec<String> {
+/// What `leave` does not remove, with how to remove it. `is_enabled`: whether the unit is started with the
+/// machine.
+fn left(record: &Record, paths: &Paths, pods: usize, is_enabled: bool) -> Vec<String> {
     let root = paths.root_dir.display();
     let mut lines = vec![format!(
         "the node {0} in the cluster: kubectl drain {0} --ignore-daemonsets, then kubectl delete node {0}",
@@ -126,6 +138,13 @@ fn left(record: &Record, paths: &Paths, pods: usize) -> Vec<String> {
              {root}/offline removes them"
         ));
     }
+    if is_enabled {
+        lines.push(
+            "coracle.service, which was enabled before coracle join, and starts with the machine: systemctl \
+             disable coracle"
+                .to_owned(),
+        );
+    }
     lines.push(format!("other state of the agent in {root}, and the images of the runtime"));
     lines
 }
@@ -138,11 +157,16 @@ mod tests {
     fn what_is_left_is_named_with_the_commands_that_remove_it() {
         let record = Record { node: "n1".into(), ..Record::default() };
         let paths = Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: "/u".into() };
-        let lines = left(&record, &paths, 2).join("\n");
-        for words in ["kubectl delete node n1", "2 pods in /r/pods", "other state of the agent in /r"] {
+        let lines = left(&record, &paths, 2, true).join("\n");
+        for words in [
+            "kubectl delete node n1",
+            "2 pods in /r/pods",
+            "systemctl disable coracle",
+            "other state of the agent in /r",
+        ] {
             assert!(lines.contains(words), "{words}: {lines}");
         }
-        assert_eq!(left(&record, &paths, 0).len(), 2);
+        assert_eq!(left(&record, &paths, 0, false).len(), 2);
     }
 
     #[test]
@@ -158,12 +182,25 @@ mod tests {
     }
 
     #[test]
+    fn unit_that_join_enabled_is_disabled_also_without_its_drop_in() {
+        for (enabled, uses_systemd, has_unit, expected) in [
+            (true, true, true, true),
+            (false, true, true, false),
+            (true, false, true, false),
+            (true, true, false, false),
+        ] {
+            let record = Record { enabled, ..Record::default() };
+            assert_eq!(must_disable(&record, uses_systemd, || has_unit), expected);
+        }
+    }
+
+    #[test]
     fn stored_objects_of_the_cluster_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let paths =
             Paths { kubernetes_dir: "/k".into(), root_dir: dir.path().into(), units_dir: "/u".into() };
         fs::create_dir(dir.path().join("offline")).unwrap();
-        let lines = left(&Record::default(), &paths, 0).join("\n");
+        let lines = left(&Record::default(), &paths, 0, false).join("\n");
         assert!(lines.contains(&format!("rm -r {}/offline", dir.path().display())), "{lines}");
     }
 }

@@ -186,6 +186,10 @@ impl Attempt<'_, '_> {
                 let has_drop_in = record.as_ref().is_some_and(|record| record.has_drop_in(paths));
                 has_unit = uses_systemd && has_drop_in;
                 if has_unit && !service::is_active() {
+                    // The operator may have disabled it since the files were written.
+                    if let Some(record) = &record {
+                        step("start", files::note_enabling(record, paths, service::is_enabled))?;
+                    }
                     self.progress("start: starting coracle.service");
                     step("start", service::start())?;
                 }

@@ -122,7 +122,13 @@ fn systemctl(arguments: &[&str]) -> Result<String, Refusal> {
 
 /// Whether the unit is started with the machine.
 pub(super) fn is_enabled() -> bool {
-    systemctl(&["is-enabled", UNIT]).is_ok()
+    systemctl(&["is-enabled", UNIT]).is_ok_and(|state| enables(&state))
+}
+
+/// `state`: the output of systemctl(1). Other states than this one end with the machine, such as
+/// `enabled-runtime`, or a unit has nothing to enable.
+fn enables(state: &str) -> bool {
+    state.trim() == "enabled"
 }
 
 /// Whether the unit runs, or is being started: that takes until the node has its certificate.
@@ -239,10 +245,9 @@ pub(super) fn start() -> Result<(), Refusal> {
     systemctl(&["restart", "--no-block", UNIT]).map(drop)
 }
 
-/// Stops the agent. `disable`: it is not started with the machine either.
-pub(super) fn stop(disable: bool) -> Result<(), Refusal> {
-    systemctl(&["stop", UNIT])?;
-    if disable { self::disable() } else { Ok(()) }
+/// Stops the agent.
+pub(super) fn stop() -> Result<(), Refusal> {
+    systemctl(&["stop", UNIT]).map(drop)
 }
 
 /// The agent is no longer started with the machine.
@@ -289,6 +294,14 @@ mod tests {
             assert_eq!(is_started(&format!("ActiveState={state}\n")), expected, "{state}");
         }
         assert!(!is_started(""));
+    }
+
+    #[test]
+    fn unit_that_is_enabled_until_the_machine_ends_counts_as_disabled() {
+        assert!(enables("enabled\n"));
+        for state in ["enabled-runtime", "disabled", "static", "masked", ""] {
+            assert!(!enables(state), "{state}");
+        }
     }
 
     #[test]
