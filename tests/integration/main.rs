@@ -28,6 +28,7 @@ mod pod_resources;
 mod pods_api;
 mod projections;
 mod proxy;
+mod relay;
 mod returns;
 mod runtime;
 mod states;

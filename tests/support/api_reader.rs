@@ -8,7 +8,7 @@ use std::path::Path;
 use base64::Engine as _;
 use serde_json::Value;
 
-use super::tls_client::{Identity, TlsClient};
+use super::tls_client::{Identity, Response, TlsClient};
 
 /// Names of a resource as the tests write them, the path of its group and version, its name in URLs,
 /// and whether its objects are in namespaces.
@@ -116,11 +116,25 @@ impl ApiReader {
         Some(self.read(&path).map_err(|error| format!("GET {path}: {error}")))
     }
 
-    fn read(&self, path: &str) -> Result<Option<Value>, String> {
+    /// A page that is no object, such as `/metrics`.
+    pub(crate) fn page(&self, path: &str) -> Result<String, String> {
+        let response = self.request(path, "text/plain")?;
+        if response.status == 200 {
+            Ok(response.body)
+        } else {
+            Err(format!("GET {path}: {}", response.status))
+        }
+    }
+
+    fn request(&self, path: &str, accept: &str) -> Result<Response, String> {
         // In this version of HTTP a body is not cut into chunks.
-        let request = format!("GET {path} HTTP/1.0\r\nHost: kubernetes\r\nAccept: application/json\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.0\r\nHost: kubernetes\r\nAccept: {accept}\r\n\r\n");
         let mut connection = self.0.connect().map_err(|error| error.to_string())?;
-        let response = connection.ask(&request).map_err(|error| error.to_string())?;
+        connection.ask(&request).map_err(|error| error.to_string())
+    }
+
+    fn read(&self, path: &str) -> Result<Option<Value>, String> {
+        let response = self.request(path, "application/json")?;
         match response.status {
             200 => serde_json::from_str(&response.body)
                 .map(|value| Some(as_kubectl_prints(value)))

@@ -358,6 +358,11 @@ impl ControlPlane {
         })
     }
 
+    /// A page of the API server that is no object, such as `/metrics`, as the administrator.
+    pub(crate) fn page(&self, path: &str) -> Result<String, String> {
+        self.reader().page(path)
+    }
+
     fn reader(&self) -> &ApiReader {
         self.reader.get_or_init(|| ApiReader::new(&self.server, &self.admin_kubeconfig()))
     }

@@ -28,6 +28,7 @@ pub(crate) mod proxy;
 pub(crate) mod pty;
 pub(crate) mod random;
 pub(crate) mod registry;
+pub(crate) mod relay;
 pub(crate) mod tls_client;
 pub(crate) mod tls_front;
 pub(crate) mod wait;

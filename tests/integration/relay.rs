@@ -1,0 +1,100 @@
+//! The relay with which `tests/bench/fleet` counts the bytes between nodes and an API server.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use coracle::util::threads::{OnDeath, Stack, spawn};
+
+use crate::support::relay::{Relay, Traffic};
+use crate::support::wait::{holds_for, wait_until};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn server() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn connect(relay: &Relay, client: usize) -> TcpStream {
+    let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, relay.port(client))).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket
+}
+
+fn receive(mut socket: &TcpStream, bytes: usize) -> Vec<u8> {
+    let mut received = vec![0; bytes];
+    socket.read_exact(&mut received).unwrap();
+    received
+}
+
+#[test]
+fn relay_counts_the_bytes_of_each_client_in_both_directions() {
+    let (listener, address) = server();
+    let relay = Relay::start(address, 2);
+    let mut client = connect(&relay, 1);
+    client.write_all(b"query").unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    accepted.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(receive(&accepted, 5), b"query");
+    accepted.write_all(b"ok!").unwrap();
+    assert_eq!(receive(&client, 3), b"ok!");
+    assert_eq!(relay.traffic(1), Traffic { to_server: 5, to_client: 3, opened: 1, open: 1 });
+    assert_eq!(relay.traffic(0), Traffic::default(), "another client");
+
+    // More than the buffers of the kernel hold passes whole, and then the end of the connection.
+    let body: Vec<u8> = (0..8_000_000_u32).map(|number| number.to_le_bytes()[0]).collect();
+    let expected = body.clone();
+    let mut sender = accepted;
+    let sending = spawn("sender", Stack::Small, OnDeath::Unsupervised, move |_| {
+        sender.write_all(&body).unwrap();
+    })
+    .unwrap();
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).unwrap();
+    drop(sending);
+    assert!(received == expected, "{} bytes of {} arrived", received.len(), expected.len());
+    wait_until("the connection to be closed", LIMIT, || relay.traffic(1).open == 0);
+    assert_eq!(relay.traffic(1), Traffic { to_server: 5, to_client: 8_000_003, opened: 1, open: 0 });
+}
+
+#[test]
+fn silent_relay_passes_nothing_and_continues_open_connections_later() {
+    let (listener, address) = server();
+    let relay = Relay::start(address, 1);
+    let mut client = connect(&relay, 0);
+    client.write_all(b"a").unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    accepted.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(receive(&accepted, 1), b"a");
+
+    relay.set_silent(true);
+    client.write_all(b"bc").unwrap();
+    // One that waits, and one that gave up.
+    let mut late = connect(&relay, 0);
+    late.write_all(b"d").unwrap();
+    drop(connect(&relay, 0));
+    let before = Traffic { to_server: 1, to_client: 0, opened: 1, open: 1 };
+    holds_for("nothing passes", Duration::from_millis(300), || relay.traffic(0) == before);
+
+    relay.set_silent(false);
+    assert_eq!(receive(&accepted, 2), b"bc");
+    let (second, _) = listener.accept().unwrap();
+    second.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(receive(&second, 1), b"d");
+    let after = Traffic { to_server: 4, to_client: 0, opened: 2, open: 2 };
+    wait_until("only the clients that wait to be connected", LIMIT, || relay.traffic(0) == after);
+}
+
+#[test]
+fn relay_ends_a_connection_when_the_server_refuses() {
+    let (listener, address) = server();
+    drop(listener);
+    let relay = Relay::start(address, 1);
+    let mut client = connect(&relay, 0);
+    assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "the connection ends");
+    wait_until("it to be counted", LIMIT, || {
+        relay.traffic(0) == Traffic { to_server: 0, to_client: 0, opened: 1, open: 0 }
+    });
+}
