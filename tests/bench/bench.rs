@@ -9,10 +9,13 @@ mod support;
 
 mod agent;
 mod bare_calls;
+mod fake_agent;
 mod flash;
+mod fleet;
 mod node_api;
 mod process;
 mod registered;
+mod requests;
 mod results;
 mod rounds;
 mod runtime;
@@ -22,6 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use fake_agent::Program;
 use results::Results;
 use rounds::Plan;
 use runtime::Runtime;
@@ -41,6 +45,8 @@ struct Options {
     flash: Option<std::time::Duration>,
     /// So many agents.
     storm: Option<usize>,
+    /// So many nodes.
+    fleet: Option<usize>,
 }
 
 fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -63,6 +69,10 @@ fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--storm" => {
                 let agents = args.next().and_then(|text| text.parse().ok());
                 options.storm = Some(agents.ok_or("--storm needs a number of agents")?);
+            }
+            "--fleet" => {
+                let nodes = args.next().and_then(|text| text.parse().ok());
+                options.fleet = Some(nodes.ok_or("--fleet needs a number of nodes")?);
             }
             // What cargo adds for every benchmark program.
             "--bench" => {}
@@ -88,6 +98,21 @@ fn main() -> ExitCode {
     if let Some(agents) = options.storm {
         storm::measure(agents, Path::new(&binary), base);
         return ExitCode::SUCCESS;
+    }
+    if let Some(nodes) = options.fleet {
+        let coracle = Path::new(&binary);
+        let (subject, program) = match &options.against {
+            Some(other) => (results::OTHER, Program { binary: other, is_go_kubelet: true }),
+            None => (results::CORACLE, Program { binary: coracle, is_go_kubelet: false }),
+        };
+        let mut results = Results::new(options.raw.as_deref(), base);
+        results.environment("fake", coracle, options.against.as_deref());
+        let measured = catch_unwind(AssertUnwindSafe(|| {
+            fleet::measure(&mut results, subject, program, nodes, base);
+        }));
+        // Also what was measured before a failure.
+        results.print();
+        return if measured.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let plan = Plan::new(options.quick, options.full);
     let mut results = Results::new(options.raw.as_deref(), base);
