@@ -54,16 +54,29 @@ pub struct Decoded<T> {
 
 /// Reads `value` as a `T`, or returns every fault.
 pub fn decode_all_faults<T: de::DeserializeOwned>(value: &Value) -> Result<Decoded<T>, Vec<WrongValue>> {
+    let mut object = None;
+    let unknown = find_faults(value, &mut |place: Cursor<'_>| {
+        object = Some(T::deserialize(place)?);
+        Ok(())
+    })?;
+    // Without a fault there is an object.
+    object.map(|object| Decoded { object, unknown }).ok_or_else(Vec::new)
+}
+
+/// Calls `read` with `value` until it finds no further fault. Returns the paths of unknown fields, or every
+/// fault. The part of [`decode_all_faults`] without a type parameter: it is compiled once.
+fn find_faults(
+    value: &Value,
+    read: &mut dyn FnMut(Cursor<'_>) -> Result<(), DecodeError>,
+) -> Result<Vec<String>, Vec<WrongValue>> {
     let mut wrong_values = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
         let trace = RefCell::new(PathTracker::default());
         let place = Cursor { value: blanked.as_ref().unwrap_or(value), trace: &trace };
-        let error = match T::deserialize(place) {
-            Ok(object) if wrong_values.is_empty() => {
-                return Ok(Decoded { object, unknown: trace.into_inner().unknown });
-            }
-            Ok(_) => return Err(wrong_values),
+        let error = match read(place) {
+            Ok(()) if wrong_values.is_empty() => return Ok(trace.into_inner().unknown),
+            Ok(()) => return Err(wrong_values),
             Err(error) => error,
         };
         let steps = trace.into_inner().failed.unwrap_or_default();
@@ -194,7 +207,6 @@ impl de::Error for DecodeError {
 // Functions without type parameters: the generic ones that call them are compiled hundreds of times.
 
 /// The step into a field of a structure, or to a key of a map.
-#[inline(never)]
 fn into_entry(key: &str, free_key: bool) -> Step {
     if free_key { Step::Key(key.to_owned()) } else { Step::Field(key.to_owned()) }
 }
@@ -271,17 +283,11 @@ struct Cursor<'a> {
     trace: &'a RefCell<PathTracker>,
 }
 
-impl<'a> Cursor<'a> {
-    /// Reads one step deeper.
-    fn descend<'de, S: DeserializeSeed<'de>>(
-        value: &'a Value,
-        trace: &'a RefCell<PathTracker>,
-        step: Step,
-        seed: S,
-    ) -> Result<S::Value, DecodeError> {
-        trace.borrow_mut().path.push(step);
-        let result = seed.deserialize(Cursor { value, trace });
-        ascend(trace, result.is_err());
+impl Cursor<'_> {
+    /// Reads the value of a step that was entered, and leaves the step.
+    fn descend<'de, S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, DecodeError> {
+        let result = seed.deserialize(self);
+        ascend(self.trace, result.is_err());
         result
     }
 
@@ -472,6 +478,18 @@ struct Entries<'a> {
     free_keys: bool,
 }
 
+impl<'a> Entries<'a> {
+    /// Steps into the entry whose key was read last.
+    #[inline(never)]
+    fn enter(&self) -> Result<Cursor<'a>, DecodeError> {
+        let Some((key, value)) = self.current else {
+            return Err(DecodeError::custom("a value was asked for before its key"));
+        };
+        self.trace.borrow_mut().path.push(into_entry(key, self.free_keys));
+        Ok(Cursor { value, trace: self.trace })
+    }
+}
+
 impl<'de> de::MapAccess<'de> for Entries<'_> {
     type Error = DecodeError;
 
@@ -482,16 +500,23 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
-        let Some((key, value)) = self.current else {
-            return Err(DecodeError::custom("a value was asked for before its key"));
-        };
-        Cursor::descend(value, self.trace, into_entry(key, self.free_keys), seed)
+        self.enter()?.descend(seed)
     }
 }
 
 struct Items<'a> {
     items: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
     trace: &'a RefCell<PathTracker>,
+}
+
+impl<'a> Items<'a> {
+    /// Steps into the next item.
+    #[inline(never)]
+    fn enter(&mut self) -> Option<Cursor<'a>> {
+        let (index, value) = self.items.next()?;
+        self.trace.borrow_mut().path.push(Step::Index(index));
+        Some(Cursor { value, trace: self.trace })
+    }
 }
 
 impl<'de> de::SeqAccess<'de> for Items<'_> {
@@ -501,8 +526,7 @@ impl<'de> de::SeqAccess<'de> for Items<'_> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, DecodeError> {
-        let Some((index, value)) = self.items.next() else { return Ok(None) };
-        Cursor::descend(value, self.trace, Step::Index(index), seed).map(Some)
+        self.enter().map(|place| place.descend(seed)).transpose()
     }
 }
 
