@@ -21,6 +21,8 @@ const CPU: &str = "CPU";
 /// The size of a drawing, in its own units.
 const WIDTH: f64 = 240.0;
 const HEIGHT: f64 = 60.0;
+/// That of a single sample.
+const SINGLE_WIDTH: f64 = 6.0;
 
 /// The samples of all curves.
 #[derive(Debug, Default)]
@@ -153,6 +155,10 @@ impl Curve {
             // A minute at least, so that the first samples do not fill the drawing.
             let span = last.saturating_sub(*first).max(60) as f64;
             html.raw("<polyline class=\"curve\" points=\"");
+            // A line of a single point is not drawn.
+            if let (1, Some((_, value))) = (self.points.len(), self.points.front()) {
+                html.number(WIDTH - SINGLE_WIDTH).raw(",").number(Self::height(*value, top)).raw(" ");
+            }
             for (time, value) in &self.points {
                 let before = last.saturating_sub(*time) as f64;
                 html.number(WIDTH - before / span * WIDTH).raw(",");
@@ -204,6 +210,7 @@ mod tests {
     fn curve_has_its_samples_and_the_highest_threshold() {
         let mut samples = Samples::default();
         samples.record(&report("2Gi"), Some(2.0), time(1000));
+        assert!(drawn(&samples).contains("points=\"234.0,1.0 240.0,1.0 \""), "{}", drawn(&samples));
         samples.record(&report("1Gi"), None, time(1001));
         samples.record(&report("1Gi"), None, time(1060));
         let text = drawn(&samples);
