@@ -7,7 +7,13 @@
   const MOST_TRIES = 20;
   const note = document.getElementById("note");
   const main = () => document.getElementById("main");
-  const show = (text) => { if (note.textContent !== text) note.textContent = text; };
+  // "isRoutine": a screen reader does not read it out.
+  const show = (text, isRoutine) => {
+    note.setAttribute("aria-live", isRoutine ? "off" : "polite");
+    if (note.textContent !== text) note.textContent = text;
+  };
+  // What can have the focus, in a content or in its successor.
+  const stops = (content) => [content, ...content.querySelectorAll("[tabindex], a")];
 
   async function load() {
     const selection = getSelection();
@@ -18,17 +24,21 @@
       const next = page.getElementById("main");
       if (!next) throw new Error("no content");
       const old = main();
-      const focus = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const focus = document.activeElement;
+      const place = stops(old).indexOf(focus);
       const columns = [...old.querySelectorAll(".scroll, pre")].map((part) => part.scrollLeft);
       old.replaceWith(document.adoptNode(next));
       main().querySelectorAll(".scroll, pre").forEach((part, index) => { part.scrollLeft = columns[index] || 0; });
-      if (focus) {
-        const same = [...main().querySelectorAll("a")].find((link) => link.getAttribute("href") === focus);
+      if (place >= 0) {
+        // Links are found by their target, because rows may have moved.
+        const target = focus.getAttribute("href");
+        const all = stops(main());
+        const same = target ? all.find((stop) => stop.getAttribute("href") === target) : all[place];
         if (same) same.focus({ preventScroll: true });
       }
       document.title = page.title;
       document.body.classList.remove("old");
-      show("Updated at " + new Date().toLocaleTimeString());
+      show("Updated at " + new Date().toLocaleTimeString(), true);
       // A page about an agent that was away may have become that of a log.
       prepare();
     } catch {
