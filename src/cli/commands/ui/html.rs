@@ -7,6 +7,8 @@ use crate::util::encoding::escape_html;
 
 /// The rows of one table; more are counted only.
 const MOST_ROWS: usize = 2000;
+/// A word with more characters may be broken, in a column that is wide enough for so many.
+const LONGEST_WORD: usize = 20;
 
 /// The pages in the order of the navigation: path, name.
 pub(super) const PAGES: &[(&str, &str)] = &[
@@ -79,6 +81,13 @@ impl Html {
         self.raw("<a href=\"").text(target).raw("\">").text(text).raw("</a>")
     }
 
+    /// Adds a cell with its text and, for narrow screens, the header of its column.
+    fn start_cell(&mut self, header: &str, text: &str) -> &mut Self {
+        let is_long = text.split_whitespace().any(|word| word.chars().nth(LONGEST_WORD).is_some());
+        self.raw(if is_long { "<td class=\"long\" data-label=\"" } else { "<td data-label=\"" });
+        self.text(header).raw("\">")
+    }
+
     /// Adds a cell's text; its color is a class, to which the style sheet adds a mark.
     fn cell(&mut self, cell: &Cell) -> &mut Self {
         let markup = match cell.color {
@@ -106,7 +115,9 @@ impl Html {
         if rows.is_empty() {
             return self.raw("<p class=\"dim\">none</p>\n");
         }
-        self.raw("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
+        self.raw(
+            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table\"><table><thead><tr>",
+        );
         for header in headers {
             self.raw("<th scope=\"col\">").text(header).raw("</th>");
         }
@@ -114,7 +125,7 @@ impl Html {
         for (number, row) in rows.iter().take(MOST_ROWS).enumerate() {
             self.raw("<tr>");
             for (index, cell) in row.iter().enumerate() {
-                self.raw("<td>");
+                self.start_cell(headers.get(index).copied().unwrap_or_default(), &cell.text);
                 match target(number).filter(|_| index == column) {
                     Some(target) => self.link(&target, &cell.text),
                     None => self.cell(cell),
@@ -197,11 +208,22 @@ mod tests {
     }
 
     #[test]
+    fn cell_has_its_header_and_only_its_long_words_may_be_broken() {
+        let mut html = Html::default();
+        let long = "é".repeat(LONGEST_WORD + 1);
+        let row = vec![Cell::from("many words without one that is long"), Cell::from(long.as_str())];
+        html.table(&["A", "B"], &[row]);
+        let text = html.as_str();
+        assert!(text.contains("<td data-label=\"A\">many words"), "{text}");
+        assert!(text.contains("<td class=\"long\" data-label=\"B\">é"), "{text}");
+    }
+
+    #[test]
     fn table_has_at_most_its_rows_and_counts_the_others() {
         let rows: Vec<Vec<Cell>> = (0..MOST_ROWS + 3).map(|_| vec![Cell::from("x")]).collect();
         let mut html = Html::default();
         html.table(&["A"], &rows);
-        assert_eq!(html.as_str().matches("<td>").count(), MOST_ROWS);
+        assert_eq!(html.as_str().matches("<td ").count(), MOST_ROWS);
         assert!(html.as_str().contains("... and 3 more"));
         let mut html = Html::default();
         html.table(&["A"], &[]);

@@ -118,7 +118,8 @@ fn node(
         }
         if bad > 0 {
             html.raw("<li>");
-            html.text(&format!("{bad} of {} pods do not run as they should", pods.len())).raw("</li>\n");
+            let text = format!("{bad} of {} pods do not run as they should", pods.len());
+            html.link("#pods", &text).raw("</li>\n");
         }
         html.raw("</ul></div>\n");
     }
@@ -128,7 +129,7 @@ fn node(
         html.paragraph(&format!("API server: {line}"));
     }
     samples.draw(html);
-    html.heading(&format!("Pods ({})", pods.len()));
+    html.raw("<h2 id=\"pods\" tabindex=\"-1\">").text(&format!("Pods ({})", pods.len())).raw("</h2>\n");
     let rows: Vec<Vec<Cell>> = lines.iter().map(|(line, view)| pod_row(line, view, now)).collect();
     html.linked_table(&["Namespace", "Name", "Ready", "Status", "Restarts", "Age"], &rows, 1, &|number| {
         lines.get(number).map(|(_, view)| format!("/pod?uid={}", encode(view.uid())))
@@ -321,7 +322,7 @@ pub(super) fn logs(
     let end = if is_cut { ", of them the end" } else { "" };
     let mut content = Content::new(format!("Log of {container} in {}/{}", view.namespace(), view.name()));
     let html = &mut content.html;
-    html.raw("<p>").link(&format!("/pod?uid={}", encode(uid)), "The pod").raw("\n");
+    html.raw("<p class=\"links\">").link(&format!("/pod?uid={}", encode(uid)), "The pod").raw("\n");
     let spec = view.pod.spec.as_ref();
     for (_, name, _) in spec.map(specified).unwrap_or_default() {
         html.link(&log_target("/logs", uid, name, false), name).raw("\n");
