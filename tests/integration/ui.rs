@@ -164,27 +164,83 @@ fn pages_that_nohup_started_outlive_their_terminal() {
     node.finish();
 }
 
+/// A text that takes the title of the page if it becomes markup, in whichever place.
+const TEXT: &str = "\"'><img src=x onerror=document.title='taken'><script>document.title='taken'</script>";
+
+/// Pods as a node has them: many that run, one that has failed, and one with long names.
+fn many_pods(node: &FakeNode) {
+    let mut names: Vec<String> = (0..199).map(|number| format!("camera-{number:03}")).collect();
+    names.push(format!("z-{}", "long-name".repeat(22)));
+    names.iter().for_each(|name| node.apply(&simple(name)));
+    let mut failed = simple("backup");
+    failed["spec"]["restartPolicy"] = json!("Never");
+    node.apply(&failed);
+    for name in &names {
+        node.wait_ready(name);
+    }
+    node.wait_ready("backup");
+    let container = node.containers("backup").remove(0);
+    assert!(node.fake.kill_container(&container.status.id, 1));
+    wait_until("the pod to fail", LONG, || node.cli(&["pods"]).contains("Error"));
+}
+
+/// A pod and a problem of the node with [`TEXT`] in each place that may have any text.
+fn hostile_texts(node: &FakeNode) {
+    let mut hostile = simple("hostile");
+    hostile["metadata"]["annotations"] = json!({"text": TEXT});
+    hostile["spec"]["containers"][0]["image"] = json!(TEXT);
+    hostile["spec"]["containers"][0]["args"] = json!([TEXT]);
+    hostile["spec"]["containers"][0]["env"] = json!([{"name": "TEXT", "value": TEXT}]);
+    node.apply(&hostile);
+    node.fake.set_condition("NetworkReady", false, "Hostile", TEXT);
+    node.fake.add_image(TEXT);
+    wait_until("the image's name to be refused", LONG, || node.cli(&["pods"]).contains("InvalidImageName"));
+    wait_until("the problem of the node", LONG, || node.cli(&["status"]).contains("onerror"));
+}
+
+/// Adds lines to the log of a container as its runtime does.
+fn add_lines(node: &FakeNode, name: &str, lines: &[String]) {
+    let path = node.containers(name).remove(0).status.log_path;
+    let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+    for line in lines {
+        writeln!(file, "2026-01-01T00:00:00.000000000Z stdout F {line}").unwrap();
+    }
+}
+
 /// Only for `tests/ui/run`, which sets the variable: this machine may have no browser.
 #[test]
 fn browser_shows_each_page_without_running_its_texts() {
     let Some(pictures) = std::env::var_os("CORACLE_UI_PICTURES") else { return };
-    let node = FakeNode::start_with(json!({"maxPods": 250}));
-    let names: Vec<String> = (0..200).map(|number| format!("pod-{number:03}")).collect();
-    names.iter().for_each(|name| node.apply(&simple(name)));
-    let text = "\"'><script>document.title='taken'</script>";
-    let mut hostile = simple("hostile");
-    hostile["metadata"]["annotations"] = json!({"text": text});
-    hostile["spec"]["containers"][0]["image"] = json!(text);
-    hostile["spec"]["containers"][0]["args"] = json!([text]);
-    node.apply(&hostile);
-    for name in &names {
-        node.wait_ready(name);
-    }
-    wait_until("the image's name to be refused", LONG, || node.cli(&["pods"]).contains("InvalidImageName"));
-    let pages = [Pages::start(&node), Pages::start(&node)];
-    let links = pages.iter().map(|pages| format!("http://127.0.0.1:{}/?token={}", pages.port, pages.token));
+    let mut node = FakeNode::start_with(json!({"maxPods": 250}));
+    node.fake.write_logs();
+    let mut pages = Pages::start(&node);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ui/browse");
-    let status = Command::new(script).args(links).arg(pictures).status().expect("the script starts");
+    let mut browse = Command::new(script)
+        .arg(format!("http://127.0.0.1:{}/?token={}", pages.port, pages.token))
+        .arg(pictures)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the script starts");
+    let mut input = browse.stdin.take().unwrap();
+    // The script names what the node shall do next.
+    for line in BufReader::new(browse.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        match line.as_str() {
+            "run pods" => many_pods(&node),
+            "run hostile pod" => hostile_texts(&node),
+            "write log" => {
+                let lines = (1..=12).map(|frame| format!("frame {frame} is stored, 1920x1080, 214 kB"));
+                add_lines(&node, "camera-000", &lines.chain([TEXT.to_owned()]).collect::<Vec<_>>());
+            }
+            "stop agent" => node.stop_agent(),
+            "start agent" => node.start_agent(),
+            "stop pages" => assert_eq!(pages.end_by(Signal::TERM), Some(0)),
+            other => panic!("{script}: {other}"),
+        }
+        // It fails if the script has ended, whose status is the reason.
+        let _ = writeln!(input, "done");
+    }
+    let status = browse.wait().unwrap();
     assert!(status.success(), "{script}: {status}");
 }
 
