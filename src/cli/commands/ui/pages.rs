@@ -118,7 +118,7 @@ fn node(
         }
         if bad > 0 {
             html.raw("<li>");
-            let text = format!("{bad} of {} pods do not run as they should", pods.len());
+            let text = format!("Pods that do not run as they should: {bad} of {}", pods.len());
             html.link("#pods", &text).raw("</li>\n");
         }
         html.raw("</ul></div>\n");

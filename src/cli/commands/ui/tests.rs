@@ -240,7 +240,7 @@ fn pods_that_need_an_operator_come_first_of_200() {
     let (status, text) = site.pages(&["/"]).remove(0);
     assert_eq!(status, 200);
     assert_eq!(text.matches("<td data-label=\"Name\"><a href=\"/pod?uid=").count(), 200);
-    assert!(text.contains("<a href=\"#pods\">1 of 200 pods do not run as they should</a>"), "{text}");
+    assert!(text.contains("<a href=\"#pods\">Pods that do not run as they should: 1 of 200</a>"), "{text}");
     assert!(text.contains("<h2 id=\"pods\" "), "{text}");
     let place = |name: &str| text.find(name).unwrap();
     assert!(place("pod-150") < place("pod-000") && place("pod-000") < place("pod-199"));
