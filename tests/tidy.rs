@@ -804,6 +804,21 @@ fn service_gets_to_neither_swap_nor_core_dumps() {
     }
 }
 
+/// dash, with which some systems run these scripts, sets no limit at all if `ulimit` has two.
+#[test]
+fn openrc_scripts_set_each_limit_by_itself_and_permit_no_core_dumps() {
+    let script = |name: &str| {
+        let path = root().join(format!("packaging/node/{name}.openrc"));
+        std::fs::read_to_string(path).expect("the script is there")
+    };
+    for name in ["containerd", "coracle"] {
+        let script = script(name);
+        let limits: Vec<&str> = script.lines().filter_map(|line| line.strip_prefix("rc_ulimit=")).collect();
+        assert_eq!(limits, ["\"-n 1048576\""], "{name}");
+    }
+    assert!(script("coracle").lines().any(|line| line.trim() == "ulimit -c 0"));
+}
+
 /// The number that follows `before` in a source file.
 fn limit_in(file: &str, before: &str) -> u64 {
     let text = std::fs::read_to_string(root().join(file)).expect("the file is there");
