@@ -46,7 +46,7 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// When the image is on the node and the API server is away (`--offline`), a registry that is away, too, does
 /// not delay pods. This is the longest time of each step: the wait for other pulls, all programs that supply
-/// credentials together, and the pull.
+/// credentials together, and the pull. Programs get their own time if the registry responds and refuses.
 const STORED_LIMIT: Duration = Duration::from_secs(10);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
@@ -514,12 +514,36 @@ impl ImagePuller {
     }
 
     fn pull_now(&self, pull: &Pull<'_>) -> Result<Pulled, PullError> {
-        let Pull { image, secrets, sandbox_config, limit, is_present, stop } = *pull;
         let started = Instant::now();
-        let mut candidates = secrets.for_image(image);
-        candidates.extend(self.keyring.for_image(image, Instant::now()));
         // Without a network, a program may wait for its own time limit.
-        candidates.extend(self.providers.for_image(image, limit.filter(|_| is_present), stop));
+        let limit = pull.limit.filter(|_| pull.is_present);
+        let candidates = self.candidates(pull, limit);
+        let is_cut = limit.is_some_and(|limit| started.elapsed() >= limit);
+        let result = self.try_candidates(pull, candidates, started);
+        let is_refused =
+            |error: &PullError| matches!(error, PullError::Runtime(_)) && !error.is_unreachable();
+        if is_cut && result.as_ref().is_err_and(is_refused) {
+            // The registry has responded, so there is a network: slow programs get their own time.
+            return self.try_candidates(pull, self.candidates(pull, None), started);
+        }
+        result
+    }
+
+    /// All credentials for an image. `limit`: the time of all programs together.
+    fn candidates(&self, pull: &Pull<'_>, limit: Option<Duration>) -> Vec<Credential> {
+        let mut candidates = pull.secrets.for_image(pull.image);
+        candidates.extend(self.keyring.for_image(pull.image, Instant::now()));
+        candidates.extend(self.providers.for_image(pull.image, limit, pull.stop));
+        candidates
+    }
+
+    fn try_candidates(
+        &self,
+        pull: &Pull<'_>,
+        candidates: Vec<Credential>,
+        started: Instant,
+    ) -> Result<Pulled, PullError> {
+        let Pull { image, sandbox_config, limit, is_present, stop, .. } = *pull;
         if stop.is_stopped() {
             return Err(PullError::Stopped);
         }

@@ -111,6 +111,50 @@ fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_onl
     node.finish();
 }
 
+/// The program hangs in its first run only. The registry responds and refuses the pull without its response.
+#[test]
+fn program_for_credentials_that_is_slow_gets_its_own_time_when_the_registry_refuses_the_pull() {
+    let mut node = joined(json!({}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    node.bind(&web);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    wait_checked(&node, "web");
+    let programs = node.path("programs");
+    fs::create_dir(&programs).unwrap();
+    std::os::unix::fs::symlink("/bin/sh", programs.join("slow")).unwrap();
+    let version = "credentialprovider.kubelet.k8s.io/v1";
+    let response = json!({"kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Image",
+        "auth": {"localhost": {"username": "u", "password": "p"}}});
+    let script = format!(
+        "mkdir '{}' && exec sleep 3600\ncat >/dev/null\necho '{response}'\n",
+        programs.join("has-run").display()
+    );
+    let config = json!({"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
+        "providers": [{"name": "slow", "matchImages": ["localhost"], "defaultCacheDuration": "1h",
+            "args": ["-c", script], "apiVersion": version}]});
+    fs::write(node.path("providers.yaml"), config.to_string()).unwrap();
+    node.add_flags(&[
+        &format!("--image-credential-provider-config={}", node.path("providers.yaml").display()),
+        &format!("--image-credential-provider-bin-dir={}", programs.display()),
+    ]);
+    node.fake.fail_times(
+        "PullImage",
+        1,
+        Kind::Unknown,
+        "unexpected status from HEAD request: 401 Unauthorized",
+    );
+    restart_alone(&mut node);
+    node.wait_ready("web");
+    let events = node.cli(&["events", "-o", "json"]);
+    assert!(events.contains("Successfully pulled image"), "{events}");
+    assert!(!events.contains("Failed to pull"), "{events}");
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.finish();
+}
+
 /// The phase stays `online` without a new start of the agent: what counts is the lease, which cannot be renewed.
 #[test]
 fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node_has_ended() {
