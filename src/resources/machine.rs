@@ -5,6 +5,9 @@
 use super::kernel_files::{ResourceError, Roots, list, read};
 use crate::util::cpu_list;
 
+/// How many block devices below one of swap are considered: LVM on a RAID of encrypted partitions has two.
+const MAX_STACKED: u32 = 4;
+
 /// Huge pages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HugePages {
@@ -186,13 +189,24 @@ pub(crate) fn clear_swap(roots: &Roots) -> Vec<String> {
 
 /// `name`: a path in `/proc/swaps`, which has the kernel's name of a device, and not that of a link to it.
 fn is_protected_swap(name: &str, roots: &Roots) -> bool {
-    let Some(device) = name.strip_prefix("/dev/") else { return false };
+    name.strip_prefix("/dev/").is_some_and(|device| is_protected_device(device, roots, MAX_STACKED))
+}
+
+/// Whether what is written to this block device is encrypted, or stays in memory. `stacked`: how many further
+/// devices may be below each other.
+fn is_protected_device(device: &str, roots: &Roots, stacked: u32) -> bool {
     let block = roots.sys.join("block").join(device);
     if device.starts_with("zram") {
         // A kernel that never moves compressed memory to a disk does not have the file.
         return !read(&block.join("backing_dev")).is_ok_and(|disk| disk.trim() != "none");
     }
-    device.starts_with("dm-") && read(&block.join("dm/uuid")).is_ok_and(|uuid| uuid.starts_with("CRYPT-"))
+    if read(&block.join("dm/uuid")).is_ok_and(|uuid| uuid.starts_with("CRYPT-")) {
+        return true;
+    }
+    // A volume of LVM on encrypted partitions. A partition itself has no such directory.
+    let Some(stacked) = stacked.checked_sub(1) else { return false };
+    let below = list(&block.join("slaves")).unwrap_or_default();
+    !below.is_empty() && below.iter().all(|device| is_protected_device(device, roots, stacked))
 }
 
 /// Whether this process is in a cgroup of version 2 that permits no swap, itself or by one above.
@@ -272,6 +286,11 @@ mod tests {
         write("sys/block/zram1/backing_dev", "none\n");
         assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/dm-1", "/swap\\040file"]);
         write("sys/block/zram1/backing_dev", "/dev/sda3\n");
+        assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/dm-1", "/dev/zram1", "/swap\\040file"]);
+        // LVM on partitions, all or only some of which are encrypted.
+        fs::create_dir_all(dir.path().join("sys/block/dm-1/slaves/dm-0")).unwrap();
+        assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/zram1", "/swap\\040file"]);
+        fs::create_dir_all(dir.path().join("sys/block/dm-1/slaves/sda5")).unwrap();
         assert_eq!(clear_swap(&roots), ["/dev/sda2", "/dev/dm-1", "/dev/zram1", "/swap\\040file"]);
 
         write("proc/self/cgroup", "1:name=systemd:/\n0::/system.slice/coracle.service\n");
