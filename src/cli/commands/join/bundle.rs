@@ -5,6 +5,7 @@
 //! this user wrote it, and no other user can read the credentials.
 
 use std::fmt;
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
@@ -109,7 +110,7 @@ impl JoinBundle {
         Ok(merged)
     }
 
-    /// Writes the file for this user only; an existing one is replaced.
+    /// Writes the file for this user only; an existing regular file is replaced.
     pub(super) fn write(&self, path: &Path) -> Result<(), Refusal> {
         let failed = |error: std::io::Error| Refusal::file("write", path, &error);
         let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
@@ -119,6 +120,11 @@ impl JoinBundle {
             return Err(Refusal::new(Reason::File, text, "give a smaller file with --config"));
         }
         let path = std::path::absolute(path).map_err(failed)?;
+        // The file is put in the place of what is there: a device such as /dev/stdout would be gone.
+        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
+            let text = format!("{} is there, and is no regular file", path.display());
+            return Err(Refusal::new(Reason::File, text, "name a file that can be replaced"));
+        }
         atomic_file::write(&path, text.as_bytes(), MODE).map_err(failed)?;
         atomic_file::sync_directory(path.parent().unwrap_or(Path::new("/"))).map_err(failed)
     }
@@ -206,6 +212,16 @@ mod tests {
         assert_eq!(credentials, Credentials::Token(TOKEN.to_owned()));
         assert!(!format!("{found:?}").contains("0123456789"));
         assert!(written.write(&dir.path().join("no/such/directory")).is_err());
+    }
+
+    #[test]
+    fn link_or_device_is_not_replaced_by_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("stdout");
+        symlink("/dev/null", &link).unwrap();
+        assert_eq!(bundle(&[]).write(&link).unwrap_err().code, Reason::File.code());
+        assert_eq!(std::fs::read_link(&link).unwrap(), Path::new("/dev/null"));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
