@@ -293,6 +293,11 @@ impl Attempt<'_, '_> {
         if get(&merged, "clusterDNS").and_then(|servers| servers.as_array()).is_none_or(Vec::is_empty) {
             self.warn("clusterDNS is not set: pods resolve no names of Services (set it with --config)");
         }
+        if let Some(path) = preflight::standalone_network(Path::new(preflight::NETWORKS)) {
+            let text = "is the network of a standalone node, and the runtime may use it in the place of the \
+                        cluster's: remove it if the cluster has a network";
+            self.warn(format!("{} {text}", path.display()));
+        }
         let config = configuration::config_file(merged, &socket);
         let loaded = step("configuration", validated(paths, &config))?;
         self.check_machine(&loaded)?;

@@ -13,6 +13,9 @@ use super::plane::{JoinError, NodeState};
 use super::port::Listener;
 use super::refusal::{Reason, Refusal};
 
+/// Where the runtime finds the network of pods.
+pub(super) const NETWORKS: &str = "/etc/cni/net.d";
+
 /// What the machine has, before the control plane is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Machine<'a> {
@@ -145,6 +148,13 @@ pub(super) fn check_drop_in(later: Option<PathBuf>, ignored: &[String]) -> Resul
     let advice = "remove it, or move its flags into KUBELET_EXTRA_ARGS in /etc/default/kubelet; with the flags \
                   of a node of this cluster, --ignore-preflight-errors drop-in accepts it";
     Err(Refusal::new(Reason::FileInTheWay, text, advice))
+}
+
+/// The network of pods that a bundle installs on a standalone node, if it is in `directory`. The runtime takes
+/// the first file there by its name, which may not be that of the cluster.
+pub(super) fn standalone_network(directory: &Path) -> Option<PathBuf> {
+    let names = ["10-coracle.conflist", "10-coracle-local.conflist"];
+    names.into_iter().map(|name| directory.join(name)).find(|path| path.exists())
 }
 
 /// Whether the operator has accepted that a check fails.
@@ -332,6 +342,19 @@ mod tests {
         assert_eq!(refused.code, Reason::FileInTheWay.code());
         assert_eq!(check_drop_in(path(), &["drop-in".to_owned()]), Ok(()));
         assert_eq!(check_drop_in(None, &[]), Ok(()));
+    }
+
+    #[test]
+    fn network_of_a_standalone_node_is_found_and_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(standalone_network(dir.path()), None);
+        std::fs::write(dir.path().join("10-flannel.conflist"), "{}").unwrap();
+        assert_eq!(standalone_network(dir.path()), None);
+        for name in ["10-coracle-local.conflist", "10-coracle.conflist"] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "{}").unwrap();
+            assert_eq!(standalone_network(dir.path()), Some(path));
+        }
     }
 
     #[test]
