@@ -190,7 +190,6 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
         image_endpoint: None,
         request_timeout: RUNTIME_LIMIT,
     };
-    let start = "start a container runtime there, or set containerRuntimeEndpoint";
     let outcome = cri::connect(settings).and_then(|(runtime, _)| {
         let (version, status) = (runtime.version()?, runtime.status()?);
         // Older runtimes do not have this request.
@@ -200,7 +199,8 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
         Ok(versions) => versions,
         Err(error) => {
             let message = format!("no usable runtime at {endpoint}: {}", chain(&error));
-            return vec![line("runtime", CheckStatus::Fail, message, start)];
+            let fix = fix_of_runtime(&message);
+            return vec![line("runtime", CheckStatus::Fail, message, fix)];
         }
     };
     let name = format!("{} {} at {endpoint}", version.runtime_name, version.runtime_version);
@@ -221,6 +221,17 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
         lines.push(line("pod network", CheckStatus::Ok, "the runtime's network is ready".to_owned(), ""));
     }
     lines
+}
+
+/// What to do about a runtime that cannot be used. `message`: the error of its connection.
+fn fix_of_runtime(message: &str) -> &'static str {
+    // A server without the CRI. The package containerd.io has it switched off.
+    if message.contains("unknown service") {
+        "containerd: remove cri from disabled_plugins in /etc/containerd/config.toml, and restart it; \
+         releases before 1.6 are too old"
+    } else {
+        "start a container runtime there, or set containerRuntimeEndpoint"
+    }
 }
 
 fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {
@@ -281,6 +292,13 @@ mod tests {
                            → start it
         "#]]
         .assert_eq(&String::from_utf8(out).unwrap());
+    }
+
+    #[test]
+    fn runtime_with_its_cri_switched_off_is_not_reported_as_absent() {
+        let off = "rpc error: code = Unimplemented desc = unknown service runtime.v1.RuntimeService";
+        assert!(fix_of_runtime(off).contains("disabled_plugins"));
+        assert!(fix_of_runtime("No such file or directory").starts_with("start a container runtime"));
     }
 
     #[test]
