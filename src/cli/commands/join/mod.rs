@@ -50,8 +50,6 @@ use wait::{Observation, UnitWatch};
 /// The time between two readings of the node's state.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The directory of CNI configurations of containerd and CRI-O.
-const NETWORKS: &str = "/etc/cni/net.d";
 
 /// The most problems of a configuration that are printed.
 const MAX_PROBLEMS: usize = 10;
@@ -304,9 +302,6 @@ impl Attempt<'_, '_> {
         let config = configuration::config_file(merged, &socket);
         let loaded = step("configuration", validated(paths, &config))?;
         self.check_machine(&loaded)?;
-        if let Some(warning) = preflight::standalone_network(Path::new(NETWORKS)) {
-            self.warn(warning);
-        }
         let port = u16::try_from(loaded.config.port).unwrap_or_default();
         // Only root sees the descriptors of others.
         if rustix::process::geteuid().is_root() {

@@ -211,19 +211,6 @@ fn minor(version: &str) -> Option<u32> {
     rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// A warning about the network of pods that an installation has made for a node without a cluster. The first
-/// configuration by name counts, and each such node has the same addresses. `directory`: that of the
-/// configurations.
-pub(super) fn standalone_network(directory: &Path) -> Option<String> {
-    let names = ["10-coracle.conflist", "10-coracle-local.conflist"];
-    let file = names.iter().map(|name| directory.join(name)).find(|file| file.exists())?;
-    Some(format!(
-        "{} is the network of a node without a cluster: with it, pods have addresses that those of other nodes \
-         have, too; remove it, and the configuration of the cluster's network counts",
-        file.display()
-    ))
-}
-
 /// The processes of this name, in ascending order.
 pub(super) fn processes(proc: &Path, name: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(proc) else { return Vec::new() };
@@ -436,16 +423,6 @@ mod tests {
         for (kubeconfig, pid) in [("/k/a", Some(4)), ("/k/b", Some(5)), ("/k/c", None), ("/k", None)] {
             assert_eq!(kubelet_with(dir.path(), Path::new(kubeconfig)), pid, "{kubeconfig}");
         }
-    }
-
-    #[test]
-    fn network_of_a_node_without_a_cluster_is_a_warning() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("10-flannel.conflist"), "{}").unwrap();
-        assert_eq!(standalone_network(dir.path()), None);
-        std::fs::write(dir.path().join("10-coracle-local.conflist"), "{}").unwrap();
-        let warning = standalone_network(dir.path()).unwrap();
-        assert!(warning.contains("/10-coracle-local.conflist is the network"), "{warning}");
     }
 
     #[test]
