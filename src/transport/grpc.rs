@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use futures_util::stream::Stream as _;
@@ -133,6 +133,13 @@ kinds! {
     Unauthenticated = UNAUTHENTICATED, "Unauthenticated";
 }
 
+/// What Go clients print when a deadline has passed.
+const DEADLINE_TEXT: &str = "context deadline exceeded";
+
+/// How much later than the library the caller ends a call. The library's timers wait by the wall clock: when
+/// it is set back, they are late by as much, which can be years on a machine without a battery for its clock.
+const LIBRARY_DELAY: Duration = Duration::from_secs(1);
+
 /// A call that failed. It is printed as by Go clients, because users see that text in events and
 /// statuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +162,7 @@ impl CallError {
                 match kind {
                     // Where the library's text differs from Go's: tools match Go's text.
                     Kind::DeadlineExceeded if status.message() == "Deadline Exceeded" => {
-                        (kind, "context deadline exceeded".to_owned())
+                        (kind, DEADLINE_TEXT.to_owned())
                     }
                     _ => (kind, status.message().to_owned()),
                 }
@@ -168,6 +175,10 @@ impl CallError {
             other => (Kind::Internal, other.to_string()),
         };
         CallError { method, kind, message }
+    }
+
+    fn late(method: &'static str) -> CallError {
+        CallError { method, kind: Kind::DeadlineExceeded, message: DEADLINE_TEXT.to_owned() }
     }
 
     fn stopped(method: &'static str) -> CallError {
@@ -277,7 +288,7 @@ impl Channel {
         limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
-        self.start(method, request, options(limit), stop)
+        self.start(method, request, options(limit), limit, stop)
     }
 
     /// Like [`Channel::call_with_stop`], but waits instead of failing while the server is unavailable.
@@ -288,7 +299,7 @@ impl Channel {
         limit: Duration,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
-        self.start(method, request, options(Some(limit)).wait_for_ready(true), stop)
+        self.start(method, request, options(Some(limit)).wait_for_ready(true), Some(limit), stop)
     }
 
     /// Calls `method` with a header.
@@ -307,7 +318,7 @@ impl Channel {
         if let Err(error) = headers.add_str(name, value) {
             return Err(CallError::new(method.name, error));
         }
-        self.start(method, request, options(Some(limit)).headers(headers.build()), stop)
+        self.start(method, request, options(Some(limit)).headers(headers.build()), Some(limit), stop)
     }
 
     /// Calls `method` within a span, whose identity the call carries; without the recording of spans it
@@ -323,7 +334,7 @@ impl Channel {
         span: &Span,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
-        self.start(method, request, in_span(options(limit), span), stop)
+        self.start(method, request, in_span(options(limit), span), limit, stop)
     }
 
     fn start<Req, Resp: Unpin>(
@@ -331,10 +342,11 @@ impl Channel {
         method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         options: grpcio::CallOption,
+        limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
         let write = |slice: &mut grpcio::GrpcSlice| (method.method.req_mar.ser)(request, slice);
-        let reader = self.start_any(method.name, method.method.name, &write, options, stop)?;
+        let reader = self.start_any((method.name, method.method.name), &write, options, limit, stop)?;
         (method.method.resp_mar.de)(reader).map_err(|error| CallError::new(method.name, error))
     }
 
@@ -342,10 +354,10 @@ impl Channel {
     /// so is what it calls in the library.
     fn start_any(
         &self,
-        name: &'static str,
-        path: &'static str,
+        (name, path): (&'static str, &'static str),
         request: &Writer<'_>,
         options: grpcio::CallOption,
+        limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<grpcio::MessageReader, CallError> {
         if stop.is_stopped() {
@@ -363,6 +375,7 @@ impl Channel {
             .map_err(|error| CallError::new(name, error))?;
         let _waiting = threads::waiting(name);
         let bell = Bell::new();
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit.saturating_add(LIBRARY_DELAY)));
         loop {
             // The library panics on a success without a message; that must not end the agent.
             let polled = catch_unwind(AssertUnwindSafe(|| {
@@ -376,10 +389,17 @@ impl Channel {
                     return Err(CallError { method: name, kind: Kind::Internal, message });
                 }
             }
-            if bell.wait(stop) == Woken::Stop {
-                receiver.cancel();
-                return Err(CallError::stopped(name));
-            }
+            let woken = match end {
+                Some(end) => bell.wait_within(stop, end.saturating_duration_since(Instant::now())),
+                None => bell.wait(stop),
+            };
+            let error = match woken {
+                Woken::Progress => continue,
+                Woken::Stop => CallError::stopped(name),
+                Woken::Late => CallError::late(name),
+            };
+            receiver.cancel();
+            return Err(error);
         }
     }
 
@@ -522,5 +542,26 @@ impl Bell {
             recv(stop.signal()) -> _ => Woken::Stop,
             recv(self.rung) -> _ => Woken::Progress,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::generated::deviceplugin::RegisterRequest;
+    use crate::transport::generated::methods;
+
+    #[test]
+    fn call_ends_at_its_limit_also_without_the_timers_of_the_library() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("silent.sock");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let channel = Channel::new(path.to_str().unwrap()).unwrap();
+        let limit = Some(Duration::from_millis(1));
+        let request = RegisterRequest::default();
+        let without_deadline = options(None);
+        let result =
+            channel.start(&methods::REGISTER, &request, without_deadline, limit, &StopToken::never());
+        assert_eq!(result.unwrap_err(), CallError::late("Register"));
     }
 }

@@ -50,7 +50,6 @@ use wait::{Observation, UnitWatch};
 /// The time between two readings of the node's state.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-
 /// The most problems of a configuration that are printed.
 const MAX_PROBLEMS: usize = 10;
 
