@@ -13,7 +13,7 @@ use super::files::{CLOCK_FILE, FileError, Files};
 const HEADER: &str = "coracle clock 1\n";
 /// Has passed when this version was made, also if nothing is stored: not later than its date in CHANGELOG.md.
 /// A constant, because two builds of one revision have the same bytes.
-const VERSION_TIME: Timestamp = Timestamp::constant(1_795_910_400, 0);
+const VERSION_TIME: Timestamp = Timestamp::constant(1_795_996_800, 0);
 /// A clock may be set back this much by its own correction.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 /// The pause between two writes.
