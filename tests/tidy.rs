@@ -534,9 +534,12 @@ fn no_test_is_ignored() {
 /// The word for a test that also runs on a control plane of the former release.
 const FORMER: &str = "former control plane";
 
+/// The word for a test that only `tests/vm/run` can run. It has no other.
+const MACHINE: &str = "virtual machine";
+
 #[test]
 fn end_to_end_tests_name_the_runtimes_they_run_on() {
-    const KNOWN: [&str; 4] = ["containerd 1", "containerd 2", "CRI-O", FORMER];
+    const KNOWN: [&str; 5] = ["containerd 1", "containerd 2", "CRI-O", FORMER, MACHINE];
     let mut problems = Vec::new();
     let mut tests = 0;
     for (file, text) in ["tests/e2e", "tests/cluster"].iter().flat_map(|directory| files(directory, &[".rs"]))
@@ -548,6 +551,9 @@ fn end_to_end_tests_name_the_runtimes_they_run_on() {
             let runtimes = before.strip_prefix("// Runtimes: ").and_then(|list| list.strip_suffix('.'));
             let valid = runtimes.is_some_and(|list| list.split(", ").all(|runtime| KNOWN.contains(&runtime)));
             let former = runtimes.unwrap_or_default().contains(FORMER);
+            if runtimes.is_some_and(|list| list.contains(MACHINE) && list != MACHINE) {
+                problems.push(format!("{file}:{}: no other step can run this test", number + 1));
+            }
             if former && !file.starts_with("tests/cluster/") {
                 problems.push(format!("{file}:{}: this tier has no control plane", number + 1));
             }

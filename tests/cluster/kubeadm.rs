@@ -42,8 +42,13 @@ pub struct Machine {
 impl Machine {
     /// With a runtime, with coracle as `kubelet`, and with the init system.
     pub fn install(name: &str) -> Machine {
+        Machine::install_with(name, false)
+    }
+
+    /// As [`Machine::install`]; `systemd`: the runtime has the cgroup driver of systemd.
+    pub fn install_with(name: &str, systemd: bool) -> Machine {
         let dir = Node::base(name);
-        let containerd = Containerd::start(&dir);
+        let containerd = Containerd::start_with(&dir, systemd);
         let bin = dir.join("bin");
         fs::create_dir_all(&bin).expect("a directory of programs");
         symlink(binary(), bin.join("kubelet")).expect("a link to the agent");

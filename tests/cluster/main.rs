@@ -37,5 +37,6 @@ mod stats;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod systemd;
 mod takeover;
 mod trust;
