@@ -5,6 +5,7 @@
 //! starts no unit of the distribution, so the test starts the journal, and a drop-in below `/run` leaves out
 //! the targets of a whole boot. Everything else of the unit is as `packaging/install` installs it.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -80,8 +81,18 @@ fn files(places: &[&str], format: &str) -> Vec<String> {
 }
 
 /// The names of all files where an installation and `join` write, but for the state of the agent.
-fn names() -> Vec<String> {
-    files(&["/etc", "/usr/local", "/opt", "/run/coracle", "/var/lib/coracle-install"], "%p\\n")
+fn names() -> BTreeSet<String> {
+    let of_system = ["/etc", "/opt", "/run/coracle", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin"];
+    let mut places = of_system.to_vec();
+    places.extend(["/usr/local/share", "/var/lib/coracle-install"]);
+    files(&places, "%p\\n").into_iter().collect()
+}
+
+/// Compares the files with those before the installation.
+fn assert_nothing_left(before: &BTreeSet<String>) {
+    let now = names();
+    let changes: Vec<&String> = now.symmetric_difference(before).collect();
+    assert!(changes.is_empty(), "left or missing: {changes:?}");
 }
 
 fn mode(path: &str) -> String {
@@ -187,7 +198,7 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
     expect(COMMAND, &["leave"], 51);
     let removed = expect(&install, &["--uninstall"], 0);
     assert!(removed.contains("coracle is removed"), "{removed}");
-    assert_eq!(names(), before);
+    assert_nothing_left(&before);
     plane.kubectl(&["delete", "node", NAME]);
 
     // With the file, the installation is the one command. The name of the node is that of the machine.
@@ -208,7 +219,7 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
     assert_eq!(states(), ["inactive", "enabled"]);
     // The program in the system removes what no bundle is needed for.
     expect("/usr/local/sbin/coracle-install", &["--uninstall"], 0);
-    assert_eq!(names(), before);
+    assert_nothing_left(&before);
     plane.kubectl(&["delete", "node", &host]);
     fs::remove_file("/run/containerd/containerd.sock").expect("the link of the test");
 }

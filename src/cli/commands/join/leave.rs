@@ -76,11 +76,8 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         }
         show(console, "removed", removal);
     }
+    remove_directories(&paths, uses_systemd);
     if uses_systemd {
-        if let Some(directory) = paths.drop_in().parent() {
-            // It stays if the operator has other drop-ins there.
-            let _ = fs::remove_dir(directory);
-        }
         step("stop", service::reload())?;
     }
     let is_enabled = uses_systemd && service::is_enabled();
@@ -100,6 +97,17 @@ fn can_stop(has_drop_in: bool, has_unit: impl Fn() -> bool, is_active: impl Fn()
 /// there is nothing to disable, and systemctl would fail.
 fn must_disable(record: &Record, uses_systemd: bool, has_unit: impl Fn() -> bool) -> bool {
     uses_systemd && record.enabled && has_unit()
+}
+
+/// Removes the directories of files outside of the root directory that are gone. One in which the operator has
+/// other files stays.
+fn remove_directories(paths: &Paths, uses_systemd: bool) {
+    let drop_in = uses_systemd.then(|| paths.drop_in());
+    for file in std::iter::once(paths.authority()).chain(drop_in) {
+        if let Some(directory) = file.parent() {
+            let _ = fs::remove_dir(directory);
+        }
+    }
 }
 
 fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
@@ -192,6 +200,27 @@ mod tests {
             let record = Record { enabled, ..Record::default() };
             assert_eq!(must_disable(&record, uses_systemd, || has_unit), expected);
         }
+    }
+
+    #[test]
+    fn directories_without_other_files_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            kubernetes_dir: dir.path().join("k"),
+            root_dir: "/r".into(),
+            units_dir: dir.path().join("u"),
+        };
+        let (authorities, drop_ins) = (dir.path().join("k/pki"), dir.path().join("u/coracle.service.d"));
+        fs::create_dir_all(&authorities).unwrap();
+        fs::create_dir_all(&drop_ins).unwrap();
+        fs::write(drop_ins.join("20-own.conf"), "").unwrap();
+        remove_directories(&paths, true);
+        assert!(!authorities.exists() && paths.kubernetes_dir.exists() && drop_ins.exists());
+        fs::remove_file(drop_ins.join("20-own.conf")).unwrap();
+        remove_directories(&paths, false);
+        assert!(drop_ins.exists());
+        remove_directories(&paths, true);
+        assert!(!drop_ins.exists());
     }
 
     #[test]
