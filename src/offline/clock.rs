@@ -77,9 +77,10 @@ impl ClockCheck {
             self.due = now.checked_add(WRITE_EVERY);
             let elapsed = SignedDuration::try_from(now.saturating_duration_since(then)).unwrap_or_default();
             let bound = wall_then.checked_add(elapsed).unwrap_or(wall_then);
-            // Restarts within a short time do not write it again.
+            // Restarts within a short time do not write it again. The date of the version is in no file.
+            let stored = self.bound.filter(|bound| *bound != VERSION_TIME);
             let least =
-                self.bound.and_then(|old| old.checked_add(SignedDuration::try_from(WRITE_EVERY).ok()?).ok());
+                stored.and_then(|old| old.checked_add(SignedDuration::try_from(WRITE_EVERY).ok()?).ok());
             if !is_first || least.is_none_or(|least| bound >= least) {
                 self.bound = Some(bound);
                 finding.write = Some(bound);
@@ -225,9 +226,9 @@ mod tests {
         let files = testing::files(root.path());
         let bound = at_start(&files);
         assert!(problem(Some(bound), Timestamp::UNIX_EPOCH).is_some_and(|text| text.contains("is behind")));
-        // The first contact writes a bound, as without that date.
+        // The first contact writes a bound, as without that date, also on the day of the version.
         let mut clock = ClockCheck::new(Some(bound));
-        let later = bound + SignedDuration::from_hours(24);
+        let later = bound + SignedDuration::from_mins(1);
         assert_eq!(clock.step(later, Instant::now(), true).write, Some(later));
         // An older version has stored an earlier time, or this one a later one.
         for (stored, expected) in [(Timestamp::UNIX_EPOCH, bound), (later, later)] {
