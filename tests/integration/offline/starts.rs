@@ -40,15 +40,40 @@ pub(super) fn restart_alone(node: &mut FakeNode) {
     wait_phase(node, "alone");
 }
 
-/// The policy `Always` is the default of the tag `latest`.
-#[test]
-fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_well() {
-    let mut node = joined(json!({}));
+/// A node of a cluster with the ready and stored pod "web", whose image has the policy `Always`.
+fn joined_with_policy_always(config: Value) -> FakeNode {
+    let node = joined(config);
     let mut web = simple("web");
     web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
     node.bind(&web);
     node.wait_ready("web");
     wait_stored_pods(&node, 1);
+    node
+}
+
+/// Ends the container of the pod "web", and waits for the next one.
+fn end_container(node: &FakeNode) {
+    let running = node.running("web");
+    assert!(node.fake.kill_container(&running["main"][0], 1));
+    wait_until("the container to be started again", LONG, || {
+        let now = node.running("web");
+        now.contains_key("main") && now != running
+    });
+}
+
+/// Gives the next start of the agent these programs for credentials.
+fn set_credential_providers(node: &mut FakeNode, programs: &Path, config: &Value) {
+    fs::write(node.path("providers.yaml"), config.to_string()).unwrap();
+    node.add_flags(&[
+        &format!("--image-credential-provider-config={}", node.path("providers.yaml").display()),
+        &format!("--image-credential-provider-bin-dir={}", programs.display()),
+    ]);
+}
+
+/// The policy `Always` is the default of the tag `latest`.
+#[test]
+fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_well() {
+    let mut node = joined_with_policy_always(json!({}));
     wait_checked(&node, "web");
     let error = "failed to do request: Head \"https://registry.test/v2/\": dial tcp: lookup registry.test: \
                  no such host";
@@ -66,11 +91,7 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     wait_phase(&node, "online");
     assert_eq!(node.running("web"), running);
     let pulls = node.fake.count("PullImage");
-    assert!(node.fake.kill_container(&running["main"][0], 1));
-    wait_until("the container to be started again", LONG, || {
-        let now = node.running("web");
-        now.contains_key("main") && now != running
-    });
+    end_container(&node);
     assert!(node.fake.count("PullImage") > pulls);
     node.finish();
 }
@@ -78,12 +99,7 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
 /// Four programs that hang for their own minute, one after the other, would take longer than the test waits.
 #[test]
 fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_only() {
-    let mut node = joined(json!({}));
-    let mut web = simple("web");
-    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    node.bind(&web);
-    node.wait_ready("web");
-    wait_stored_pods(&node, 1);
+    let mut node = joined_with_policy_always(json!({}));
     wait_checked(&node, "web");
     let programs = node.path("programs");
     fs::create_dir(&programs).unwrap();
@@ -94,11 +110,7 @@ fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_onl
     });
     let config = json!({"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
         "providers": providers});
-    fs::write(node.path("providers.yaml"), config.to_string()).unwrap();
-    node.add_flags(&[
-        &format!("--image-credential-provider-config={}", node.path("providers.yaml").display()),
-        &format!("--image-credential-provider-bin-dir={}", programs.display()),
-    ]);
+    set_credential_providers(&mut node, &programs, &config);
     node.fake.fail("PullImage", Kind::Unknown, "dial tcp: lookup registry.test: no such host");
     restart_alone(&mut node);
     node.wait_ready("web");
@@ -114,12 +126,7 @@ fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_onl
 /// The program hangs in its first run only. The registry responds and refuses the pull without its response.
 #[test]
 fn program_for_credentials_that_is_slow_gets_its_own_time_when_the_registry_refuses_the_pull() {
-    let mut node = joined(json!({}));
-    let mut web = simple("web");
-    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    node.bind(&web);
-    node.wait_ready("web");
-    wait_stored_pods(&node, 1);
+    let mut node = joined_with_policy_always(json!({}));
     wait_checked(&node, "web");
     let programs = node.path("programs");
     fs::create_dir(&programs).unwrap();
@@ -134,11 +141,7 @@ fn program_for_credentials_that_is_slow_gets_its_own_time_when_the_registry_refu
     let config = json!({"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
         "providers": [{"name": "slow", "matchImages": ["localhost"], "defaultCacheDuration": "1h",
             "args": ["-c", script], "apiVersion": version}]});
-    fs::write(node.path("providers.yaml"), config.to_string()).unwrap();
-    node.add_flags(&[
-        &format!("--image-credential-provider-config={}", node.path("providers.yaml").display()),
-        &format!("--image-credential-provider-bin-dir={}", programs.display()),
-    ]);
+    set_credential_providers(&mut node, &programs, &config);
     node.fake.fail_times(
         "PullImage",
         1,
@@ -158,23 +161,13 @@ fn program_for_credentials_that_is_slow_gets_its_own_time_when_the_registry_refu
 /// The phase stays `online` without a new start of the agent: what counts is the lease, which cannot be renewed.
 #[test]
 fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node_has_ended() {
-    let node = joined(json!({"nodeLeaseDurationSeconds": 4}));
-    let mut web = simple("web");
-    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    node.bind(&web);
-    node.wait_ready("web");
-    wait_stored_pods(&node, 1);
+    let node = joined_with_policy_always(json!({"nodeLeaseDurationSeconds": 4}));
     node.fake.fail("PullImage", Kind::Unknown, "dial tcp: lookup registry.test: no such host");
     node.api().go_down();
     wait_until("the lease to end", LONG, || {
         status(&node)["offline"]["secondsSinceContact"].as_u64().unwrap_or(0) > 4
     });
-    let running = node.running("web");
-    assert!(node.fake.kill_container(&running["main"][0], 1));
-    wait_until("the container to be started again", LONG, || {
-        let now = node.running("web");
-        now.contains_key("main") && now != running
-    });
+    end_container(&node);
     let events = node.cli(&["events", "-o", "json"]);
     assert!(events.contains("its registry does not respond"), "{events}");
     assert_eq!(status(&node)["offline"]["phase"], "online");
@@ -186,12 +179,7 @@ fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node
 /// The registry responds, and refuses the image.
 #[test]
 fn present_image_with_the_policy_always_is_not_used_if_the_registry_refuses_it() {
-    let mut node = joined(json!({}));
-    let mut web = simple("web");
-    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    node.bind(&web);
-    node.wait_ready("web");
-    wait_stored_pods(&node, 1);
+    let mut node = joined_with_policy_always(json!({}));
     node.fake.fail("PullImage", Kind::Unknown, "unexpected status from HEAD request: 401 Unauthorized");
     restart_alone(&mut node);
     wait_until("the pull to fail", LONG, || node.cli(&["events", "-o", "json"]).contains("401 Unauthorized"));
