@@ -293,7 +293,7 @@ impl Devices {
             let plugin = all.find(|plugin| state.is_current(name, plugin.generation));
             let since = match (known.endpoint, plugin) {
                 (_, Some(plugin)) => plugin.since,
-                (PluginConnection::Stopped { since }, None) => since,
+                (PluginConnection::Stopped { since, .. }, None) => since,
                 (PluginConnection::Connected { .. }, None) => Instant::now(),
             };
             RegisteredPlugin {
@@ -506,22 +506,8 @@ impl Devices {
         resource: &str,
         stop: &StopToken,
     ) -> Result<(), DeviceError> {
-        let ids = {
-            let state = self.shared.state.locked();
-            let known = state.resources().get(resource);
-            let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
-            match known.endpoint {
-                PluginConnection::Connected { options, .. } if options.pre_start => {}
-                _ => return Ok(()),
-            }
-            let hold = state.holds().get(pod, container, resource);
-            hold.map(|hold| hold.ids()).ok_or_else(|| DeviceError::NothingAllocated {
-                pod: pod.to_string(),
-                container: container.to_owned(),
-                resource: resource.to_owned(),
-            })?
-        };
-        self.client(resource)?.pre_start(&ids, stop)
+        let devices = self.shared.state.locked().pre_start_devices(pod, container, resource)?;
+        devices.map_or(Ok(()), |devices| self.client(resource)?.pre_start(&devices, stop))
     }
 
     /// The devices for the status of the node. See [`DeviceState::expire_and_count`].

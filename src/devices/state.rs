@@ -41,7 +41,19 @@ pub enum PluginConnection {
     Stopped {
         /// When.
         since: Instant,
+        /// What the plugin wanted to be called for; `None`: it is known from the state file only.
+        options: Option<PluginOptions>,
     },
+}
+
+impl PluginConnection {
+    /// What the plugin wants, or wanted before it ended, to be called for.
+    fn options(self) -> Option<PluginOptions> {
+        match self {
+            PluginConnection::Connected { options, .. } => Some(options),
+            PluginConnection::Stopped { options, .. } => options,
+        }
+    }
 }
 
 /// A resource of a device plugin.
@@ -124,7 +136,7 @@ impl DeviceState {
         now: Instant,
     ) -> DeviceState {
         let stopped = |name: &String| {
-            let endpoint = PluginConnection::Stopped { since: now };
+            let endpoint = PluginConnection::Stopped { since: now, options: None };
             (name.clone(), Resource { devices: DeviceList::new(), endpoint, is_alive: false })
         };
         let resources = before.keys().map(stopped).collect();
@@ -175,7 +187,8 @@ impl DeviceState {
             return false;
         }
         if let Some(known) = self.resources.get_mut(resource) {
-            known.endpoint = PluginConnection::Stopped { since: now };
+            let options = known.endpoint.options();
+            known.endpoint = PluginConnection::Stopped { since: now, options };
             known.is_alive = false;
         }
         true
@@ -233,7 +246,7 @@ impl DeviceState {
     pub fn expire_and_count(&mut self, now: Instant) -> Capacity {
         let is_over = |known: &Resource| match known.endpoint {
             PluginConnection::Connected { .. } => false,
-            PluginConnection::Stopped { since } => now.saturating_duration_since(since) >= STOP_GRACE,
+            PluginConnection::Stopped { since, .. } => now.saturating_duration_since(since) >= STOP_GRACE,
         };
         let removed = &mut self.removed;
         self.resources.retain(|name, known| {
@@ -258,7 +271,7 @@ impl DeviceState {
     #[must_use]
     pub fn next_removal(&self) -> Option<Instant> {
         let ends = self.resources.values().filter_map(|known| match known.endpoint {
-            PluginConnection::Stopped { since } => Some(since + STOP_GRACE),
+            PluginConnection::Stopped { since, .. } => Some(since + STOP_GRACE),
             PluginConnection::Connected { .. } => None,
         });
         ends.min()
@@ -411,6 +424,40 @@ impl DeviceState {
         }
         self.exchange(pod, container, resource, &old, &ids);
         Ok(NextPluginCall::Allocate(ids.into_iter().collect()))
+    }
+
+    /// The devices that the plugin has to prepare before the container starts; `None`: it does not want
+    /// to be called. A plugin that wants to be called and has ended keeps the container from starting,
+    /// because its devices are not prepared (Go: pkg/kubelet/cm/devicemanager
+    /// `callPreStartContainerIfNeeded`). What a plugin wants is not in the state file: after a start of
+    /// the agent it is unknown until the plugin is back, and the container starts without it, as
+    /// upstream.
+    ///
+    /// # Errors
+    /// When the resource was removed, the container has none of its devices, or the plugin has ended.
+    pub fn pre_start_devices(
+        &self,
+        pod: &PodUid,
+        container: &str,
+        resource: &str,
+    ) -> Result<Option<DeviceIds>, DeviceError> {
+        let known = self.resources.get(resource);
+        let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
+        if !known.endpoint.options().is_some_and(|options| options.pre_start) {
+            return Ok(None);
+        }
+        let hold = self.holds.get(pod, container, resource);
+        let devices = hold.map(|hold| hold.ids()).ok_or_else(|| DeviceError::NothingAllocated {
+            pod: pod.to_string(),
+            container: container.to_owned(),
+            resource: resource.to_owned(),
+        })?;
+        match known.endpoint {
+            PluginConnection::Connected { .. } => Ok(Some(devices)),
+            PluginConnection::Stopped { .. } => {
+                Err(DeviceError::PreStart(DeviceError::Stopped(resource.to_owned()).to_string()))
+            }
+        }
     }
 
     /// `container` now has `new` in the place of `old`. Later containers of the pod that had reserved

@@ -193,3 +193,37 @@ fn a_container_without_devices_has_no_setup() {
     assert_eq!(state.container_setup(&p.uid, "main"), Some((DeviceSetup::default(), vec![])));
     assert_eq!(state.container_setup(&p.uid, "other"), None);
 }
+
+#[test]
+fn a_container_does_not_start_without_the_plugin_that_has_to_prepare_its_devices() {
+    let now = Instant::now();
+    let mut state = state_with(ALL_OPTIONS, four());
+    let p = simple_pod("p", 1);
+    allocate(&mut state, &p).unwrap();
+    let to_prepare = |state: &DeviceState| state.pre_start_devices(&p.uid, "main", WIDGET);
+    assert_eq!(to_prepare(&state), Ok(Some(ids(&["d4"]))));
+    state.stopped(WIDGET, 1, now);
+    let refused = to_prepare(&state).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "device plugin PreStartContainer rpc failed with err: endpoint example.com/widget has been stopped"
+    );
+    state.connected(WIDGET, 2, ALL_OPTIONS).unwrap();
+    assert_eq!(to_prepare(&state), Ok(Some(ids(&["d4"]))));
+    state.stopped(WIDGET, 2, now);
+    state.expire_and_count(now + STOP_GRACE);
+    assert_eq!(to_prepare(&state), Err(DeviceError::NoEndpoint(WIDGET.to_owned())));
+}
+
+#[test]
+fn a_container_starts_without_a_plugin_that_does_not_prepare_devices_or_is_unknown_since_the_start() {
+    let now = Instant::now();
+    let options = PluginOptions { pre_start: false, preferred: true };
+    let mut state = state_with(options, four());
+    let p = simple_pod("p", 1);
+    allocate(&mut state, &p).unwrap();
+    assert_eq!(state.pre_start_devices(&p.uid, "main", WIDGET), Ok(None));
+    state.stopped(WIDGET, 1, now);
+    assert_eq!(state.pre_start_devices(&p.uid, "main", WIDGET), Ok(None));
+    assert_eq!(restarted(now).pre_start_devices(&PodUid::from("old"), "main", WIDGET), Ok(None));
+}
