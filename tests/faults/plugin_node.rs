@@ -277,6 +277,9 @@ impl PluginNode {
         });
         assert_eq!(self.node.running(CALM), self.calm, "the pod next door was disturbed");
         if OF_DEVICES.contains(&method) {
+            // A plugin that has died has no healthy devices until it has registered again, and a pod
+            // that comes before that is rejected.
+            self.wait_registered();
             // All devices but that of the pod next door.
             self.start_with_devices(LATE, DEVICES - 1);
             self.assert_sound();
