@@ -28,9 +28,12 @@ use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::tracing;
 
-/// The time for a request and its response, unless [`Client::with_limits`] sets another: the API
-/// server's own limit for a request.
+/// The time for a request and the head of its response, and for a pause in the body, unless
+/// [`Client::with_limits`] sets another: the API server's own limit for a request.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest time for the body of a response while bytes of it arrive: twice the time of the largest
+/// object at 8 kB/s.
+const BODY_LIMIT: Duration = Duration::from_secs(600);
 /// The number of retries while the server is busy.
 const MAX_RETRIES: u32 = 10;
 /// The shortest wait before the first retry; doubles. A `Retry-After` beyond the deadline is left
@@ -205,13 +208,19 @@ impl Client {
         Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
-    /// A client with the same credentials and connections, and its own rate and deadline.
+    /// A client with the same credentials and connections, and its own rate and time limit; see
+    /// [`Client::with_timeout`].
     #[must_use]
     pub fn with_limits(&self, qps: Option<(f64, u32)>, timeout: Duration) -> Client {
         Client { bucket: bucket(qps), timeout, ..self.clone() }
     }
 
-    /// A client with the same credentials, connections and rate, and its own deadline.
+    /// A client with the same credentials, connections and rate, and its own time limit: for a request
+    /// until the head of its response, with all attempts, and again for each pause in the body. A body
+    /// has ten minutes in all, so that it arrives on a slow link.
+    ///
+    /// DIFFERS: the limit of an upstream client includes the body, which then never arrives on a link that
+    /// is too slow for it.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Client {
         Client { timeout, ..self.clone() }
@@ -501,9 +510,15 @@ impl Client {
     /// The part of [`Client::object`] without a type parameter: it is compiled once.
     fn value(&self, call: &Call<'_>) -> Result<Value, ApiError> {
         let mut response = self.send(call)?;
+        self.follow_progress(&mut response.body);
         let value = parse(&mut response.body);
         self.observe_size(call.method, &response.body);
         value.map_err(|cause| self.unreadable(call.verb, call.target, cause))
+    }
+
+    /// Reads the body as long as it makes progress.
+    pub(super) fn follow_progress(&self, body: &mut Body) {
+        body.follow_progress(self.timeout, Instant::now() + BODY_LIMIT);
     }
 
     /// Records the size of a response that was read.
@@ -744,7 +759,52 @@ pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::transport::api::Roots;
+    use crate::util::testing::unblocked;
+    use crate::util::threads::{OnDeath, Stack, spawn};
+
+    #[test]
+    fn object_that_arrives_slowly_is_read_although_it_takes_longer_than_a_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = spawn("t/slow", Stack::Large, OnDeath::Unsupervised, move |stop| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|count| count > 0) {
+                head.push(byte[0]);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n");
+            for byte in b"[1,2]" {
+                if stop.wait(Duration::from_secs(1)) == Waited::Stopped {
+                    return;
+                }
+                let _ = stream.write_all(&[*byte]);
+            }
+        })
+        .unwrap()
+        .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+        let endpoint = Endpoint {
+            https: false,
+            host: "127.0.0.1".to_owned(),
+            port,
+            roots: Roots::System,
+            server_name: None,
+            identity: None,
+            proxy: None,
+        };
+        let credentials = Credentials { endpoint, base_path: String::new(), token: None };
+        // More than a pause of the server, and less than all of them.
+        let client = Client::new(credentials, None).unwrap().with_timeout(Duration::from_secs(4));
+        let read =
+            unblocked(move || client.get::<Value>(&Target::node("n")).map_err(|error| error.to_string()));
+        assert_eq!(read, Ok(serde_json::json!([1, 2])));
+        drop(server);
+    }
 
     #[test]
     fn client_certificate_is_a_problem_outside_of_its_time_only() {

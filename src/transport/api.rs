@@ -16,7 +16,7 @@ mod socket;
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{self, header};
@@ -47,7 +47,7 @@ pub struct Request<'a> {
     pub headers: &'a [(&'a str, &'a str)],
     /// Content type and bytes.
     pub body: Option<(&'a str, &'a [u8])>,
-    /// The time limit for the head of the response. The body's reader has [`Body::set_deadline`].
+    /// The time limit for the head of the response, and for the body without [`Body::follow_progress`].
     pub deadline: Instant,
     /// Whether the response lasts for minutes.
     pub kind: RequestKind,
@@ -152,9 +152,10 @@ impl Body {
         self.reader.get_ref().taken()
     }
 
-    /// Sets the time limit for the rest; at first it is the request's deadline.
-    pub fn set_deadline(&mut self, deadline: Instant) {
-        self.reader.get_ref().set_deadline(deadline);
+    /// Replaces the request's deadline for the rest: reading fails after `quiet` without a byte of the
+    /// connection, and at `end`. So a body arrives on a link of any speed, and a silent server is noticed.
+    pub fn follow_progress(&mut self, quiet: Duration, end: Instant) {
+        self.reader.get_ref().follow_progress(quiet, end);
     }
 
     /// Why reading the body failed with `error`.

@@ -20,6 +20,10 @@ use crate::util::stop::Waited;
 const WATCH_SECONDS: u64 = 300;
 /// If a watch does not end this long after that time, the server is considered unreachable.
 const GRACE: Duration = Duration::from_secs(30);
+/// A watch that is open and silent for this time is opened again: API servers send a bookmark each minute.
+/// Keep-alive finds a connection that the network has forgotten sooner, but not one that a proxy on the way
+/// keeps open. Go: the pings of HTTP/2 (apimachinery: pkg/util/net/http.go), after 30 s, for 15 s.
+const QUIET: Duration = Duration::from_secs(150);
 /// A watch that ends before this time without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
 /// This many watches in a row that end before `SHORT` are a failure, too. DIFFERS: upstream has no
@@ -45,6 +49,8 @@ pub(super) struct Reflector<'a, S> {
     paged: bool,
     /// The number of failures since the last success.
     failures: Failures,
+    /// How long a watch may be silent.
+    quiet: Duration,
 }
 
 struct Stream {
@@ -80,6 +86,7 @@ impl<'a, S> Reflector<'a, S> {
             version_unavailable: false,
             paged: false,
             failures: Failures::default(),
+            quiet: QUIET,
         }
     }
 
@@ -256,6 +263,7 @@ impl<'a, S> Reflector<'a, S> {
         query.sort_unstable();
         let target = &self.watched.target;
         let mut body = self.client.stream("list", target, &query, RequestKind::Call)?;
+        self.client.follow_progress(&mut body);
         let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
         self.client.observe_size("GET", &body);
         page.map_err(|error| {
@@ -393,7 +401,7 @@ impl<'a, S> Reflector<'a, S> {
         let moment = self.client.moment();
         let mut body = self.client.stream("watch", &self.watched.target, &query, RequestKind::Stream)?;
         let opened = Instant::now();
-        body.set_deadline(opened + Duration::from_secs(seconds) + GRACE);
+        body.follow_progress(self.quiet, opened + Duration::from_secs(seconds) + GRACE);
         Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, moment })
     }
 
@@ -489,3 +497,6 @@ fn version_of(object: &Value) -> Option<String> {
     let version = object.pointer("/metadata/resourceVersion").and_then(Value::as_str);
     version.filter(|version| !version.is_empty()).map(str::to_owned)
 }
+
+#[cfg(test)]
+mod tests;

@@ -215,8 +215,8 @@ impl ResponseBody {
         self.taken
     }
 
-    pub(in crate::transport) fn set_deadline(&self, deadline: Instant) {
-        self.call.set_deadline(deadline);
+    pub(in crate::transport) fn follow_progress(&self, quiet: Duration, end: Instant) {
+        self.call.follow_progress(quiet, end);
     }
 
     /// Why reading it failed with `error`.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::breaker::{Breaker, RegisteredSocket, RequestKind};
 
@@ -12,6 +12,21 @@ use crate::util::lock::LockExt;
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Call>>> = const { RefCell::new(None) };
+}
+
+/// The end of the waits of a call.
+struct Deadline {
+    at: Instant,
+    /// By how much a received byte postpones it, and the time beyond which it does not.
+    progress: Option<(Duration, Instant)>,
+}
+
+impl Deadline {
+    fn postpone(&mut self, now: Instant) {
+        if let Some((quiet, end)) = self.progress {
+            self.at = now.checked_add(quiet).map_or(end, |at| at.min(end));
+        }
+    }
 }
 
 /// A request until its response was read. Dropping it releases the socket from the breaker.
@@ -22,7 +37,7 @@ pub(in crate::transport) struct Call {
     pub(super) reuse: bool,
     /// Bytes of the longest line of the head.
     pub(super) longest_line: usize,
-    deadline: Mutex<Instant>,
+    deadline: Mutex<Deadline>,
     registered: Mutex<Option<RegisteredSocket>>,
     is_reused: AtomicBool,
     has_sent: AtomicBool,
@@ -41,7 +56,7 @@ impl Call {
             kind,
             reuse,
             longest_line,
-            deadline: Mutex::new(deadline),
+            deadline: Mutex::new(Deadline { at: deadline, progress: None }),
             registered: Mutex::default(),
             is_reused: AtomicBool::new(false),
             has_sent: AtomicBool::new(false),
@@ -49,11 +64,19 @@ impl Call {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        *self.deadline.locked()
+        self.deadline.locked().at
     }
 
-    pub(super) fn set_deadline(&self, deadline: Instant) {
-        *self.deadline.locked() = deadline;
+    /// From now on its waits end after `quiet` without a byte, and at `end` in any case.
+    pub(super) fn follow_progress(&self, quiet: Duration, end: Instant) {
+        let mut deadline = self.deadline.locked();
+        deadline.progress = Some((quiet, end));
+        deadline.postpone(Instant::now());
+    }
+
+    /// The server has sent bytes.
+    pub(super) fn note_received(&self) {
+        self.deadline.locked().postpone(Instant::now());
     }
 
     /// The breaker ends waits for this socket from now on.

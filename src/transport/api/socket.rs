@@ -172,7 +172,13 @@ fn notice_dead_peers(fd: impl AsFd) -> Result<(), Errno> {
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.retry_until_ready(PollFlags::IN, |mut stream| stream.read(into))
+        let count = self.retry_until_ready(PollFlags::IN, |mut stream| stream.read(into))?;
+        if count > 0
+            && let Some(call) = self.call.upgrade()
+        {
+            call.note_received();
+        }
+        Ok(count)
     }
 }
 

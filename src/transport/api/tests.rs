@@ -1,6 +1,7 @@
 //! Against scripted servers on the loopback interface.
 
 use super::*;
+use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustls::pki_types::pem::PemObject;
@@ -515,6 +516,72 @@ fn silence_ends_with_the_deadline() {
     let mut response = connections.send(&hasty(4000), &breaker).unwrap();
     let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
     assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
+}
+
+/// A server that sends half of a body, and the rest when the test says so.
+fn serve_halves() -> (Server, Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (request_sender, requests) = bounded(100);
+    let (send_rest, rest) = bounded(1);
+    let running = spawn("t/halves", Stack::Small, OnDeath::Unsupervised, move |_| {
+        let (mut stream, _) = listener.accept().unwrap();
+        let Some(request) = head_of(&mut stream) else { return };
+        let _ = request_sender.send((0, request));
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst");
+        if rest.recv().is_ok() {
+            let _ = stream.write_all(b"-last");
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    (Server { port, requests, _running: running }, send_rest)
+}
+
+#[test]
+fn body_that_makes_progress_outlives_the_deadline_of_its_request() {
+    let (server, send_rest) = serve_halves();
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let mut response = connections.send(&Request { deadline, ..get("/") }, &Breaker::default()).unwrap();
+    response.body.follow_progress(SOON, Instant::now() + SOON * 2);
+    let mut first = [0; 5];
+    response.body.read_exact(&mut first).unwrap();
+    let _ = StopToken::never().wait(deadline.saturating_duration_since(Instant::now()));
+    send_rest.send(()).unwrap();
+    assert_eq!(text(response), "-last");
+}
+
+#[test]
+fn silent_body_fails_before_the_deadline_of_its_request() {
+    let hour = Duration::from_secs(3600);
+    let (server, _send_rest) = serve_halves();
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let request = Request { deadline: Instant::now() + hour, ..get("/") };
+    let mut response = connections.send(&request, &Breaker::default()).unwrap();
+    response.body.follow_progress(Duration::from_millis(100), Instant::now() + hour);
+    let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
+    assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
+}
+
+#[test]
+fn body_that_never_ends_fails_although_it_makes_progress() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let running = spawn("t/endless", Stack::Small, OnDeath::Unsupervised, move |_| {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = head_of(&mut stream);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+        while stream.write_all(b"x").is_ok() {}
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    let connections = Connections::new(&plain(port)).unwrap();
+    let mut response = connections.send(&get("/"), &Breaker::default()).unwrap();
+    response.body.follow_progress(SOON * 9, Instant::now() + Duration::from_millis(100));
+    let error = std::io::copy(&mut response.body, &mut std::io::sink()).unwrap_err();
+    assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
+    drop((response, connections, running));
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! A reflector and a server whose connections are silent or break.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use crossbeam_channel::{Receiver, bounded};
+use serde_json::json;
+
+use super::*;
+use crate::kube::client::Credentials;
+use crate::kube::spread::Spread;
+use crate::kube::target::Target;
+use crate::transport::api::{Endpoint, Roots};
+use crate::util::testing::unblocked;
+use crate::util::threads::{OnDeath, Running, Stack, spawn};
+
+/// What the server does with a request.
+enum Response {
+    /// It sends these events and is silent.
+    Open(Vec<Value>),
+}
+
+struct Server {
+    client: Client,
+    heads: Receiver<String>,
+    _running: Running,
+}
+
+/// A server of one request per connection. `respond` gets its number, from 0 on.
+fn serve(respond: impl Fn(usize) -> Response + Send + 'static) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, heads) = bounded(100);
+    let running = spawn("t/watch", Stack::Large, OnDeath::Unsupervised, move |stop| {
+        let mut open = Vec::new();
+        let mut number = 0;
+        while let Ok((mut stream, _)) = listener.accept() {
+            if stop.is_stopped() {
+                return;
+            }
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|count| count > 0) {
+                head.push(byte[0]);
+            }
+            let _ = sender.try_send(String::from_utf8_lossy(&head).into_owned());
+            let Response::Open(events) = respond(number);
+            let ends = false;
+            number += 1;
+            if events.is_empty() {
+                continue;
+            }
+            let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+            let end = if ends { "0\r\n\r\n" } else { "" };
+            let text = format!(
+                "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{lines}\r\n{end}",
+                lines.len()
+            );
+            let _ = stream.write_all(text.as_bytes());
+            open.extend((!ends).then_some(stream));
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    let endpoint = Endpoint {
+        https: false,
+        host: "127.0.0.1".to_owned(),
+        port,
+        roots: Roots::System,
+        server_name: None,
+        identity: None,
+        proxy: None,
+    };
+    let credentials = Credentials { endpoint, base_path: String::new(), token: None };
+    Server { client: Client::new(credentials, None).unwrap(), heads, _running: running }
+}
+
+fn end_of_list(version: &str) -> Value {
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version,
+        "annotations": {INITIAL_EVENTS_END: "true"}}}})
+}
+
+fn change(name: &str, version: &str) -> Value {
+    json!({"type": "MODIFIED", "object": {"metadata": {"name": name, "resourceVersion": version}}})
+}
+
+/// Follows the server until it has sent the object `last`: how many lists were delivered, and the request lines.
+fn follow_until(server: Server, last: &'static str, quiet: Duration) -> (usize, Vec<String>) {
+    unblocked(move || {
+        let watched = Watched {
+            target: Target::pods(),
+            field_selector: None,
+            label_selector: None,
+            spread: Spread::PODS,
+        };
+        let client = server.client.clone();
+        let mut lists = 0;
+        let mut sink = |change: Change<Value>| match change {
+            Change::Replaced(_) => lists += 1,
+            Change::Set(object) if object["metadata"]["name"] == last => client.shut_down(),
+            Change::Set(_) | Change::Removed(_) => {}
+        };
+        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
+        reflector.quiet = quiet;
+        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
+        assert!(error.is_stopping(), "{error}");
+        let lines = server.heads.try_iter();
+        (lists, lines.map(|head| head.lines().next().unwrap_or_default().to_owned()).collect())
+    })
+}
+
+#[test]
+fn silent_watch_continues_at_its_version_on_another_connection() {
+    let server = serve(|number| match number {
+        0 => Response::Open(vec![end_of_list("5")]),
+        _ => Response::Open(vec![change("late", "6")]),
+    });
+    // Longer than SHORT: a watch that ends sooner is a failure.
+    let (lists, lines) = follow_until(server, "late", SHORT * 2);
+    assert_eq!((lists, lines.len()), (1, 2), "{lines:?}");
+    assert!(lines[0].contains("sendInitialEvents=true"), "{lines:?}");
+    assert!(lines[1].contains("&resourceVersion=5&") && !lines[1].contains("sendInitialEvents"), "{lines:?}");
+}
