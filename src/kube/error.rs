@@ -287,6 +287,11 @@ impl ApiError {
         matches!(&self.cause, Cause::Transport { error, .. } if error.is_refused())
     }
 
+    /// The connection to the server did not come about in time, or broke before a response.
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(&self.cause, Cause::Transport { error, .. } if error.is_broken())
+    }
+
     /// The server's `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         match &self.cause {

@@ -24,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Keep-alive finds a connection that the network has forgotten sooner, but not one that a proxy on the way
 /// keeps open. Go: the pings of HTTP/2 (apimachinery: pkg/util/net/http.go), after 30 s, for 15 s.
 const QUIET: Duration = Duration::from_secs(150);
+/// Attempts in a row to continue a watch while connections break before a response. DIFFERS: upstream lists
+/// again after the first one, which transfers all objects over a bad link.
+const REOPENS: u32 = 2;
 /// A watch that ends before this time without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
 /// This many watches in a row that end before `SHORT` are a failure, too. DIFFERS: upstream has no
@@ -282,6 +285,7 @@ impl<'a, S> Reflector<'a, S> {
         S: FnMut(Change<T>),
     {
         let mut short = 0;
+        let mut broken = 0;
         loop {
             let moment = self.client.moment();
             let stream = match open.take() {
@@ -295,8 +299,15 @@ impl<'a, S> Reflector<'a, S> {
                     self.step(moment, backoff)?;
                     continue;
                 }
+                Err(error) if error.is_broken() && broken < REOPENS => {
+                    broken += 1;
+                    self.count_failure(&error);
+                    self.step(moment, backoff)?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
+            broken = 0;
             let end = self.follow(&mut stream);
             self.client_stopped()?;
             // The client ended the stream because its credentials changed.

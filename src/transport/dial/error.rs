@@ -114,6 +114,23 @@ impl DialError {
         matches!(self.innermost(), DialError::Connect { message, .. } if message == "connection refused")
     }
 
+    /// Whether the connection broke, or the peer was silent for too long: the next attempt may succeed.
+    pub fn is_broken(&self) -> bool {
+        match self.innermost() {
+            DialError::Tls(message) => {
+                [HANDSHAKE_TIMEOUT, "connection reset by peer", "connection timed out", "broken pipe"]
+                    .contains(&message.as_str())
+            }
+            error => matches!(
+                error,
+                DialError::Eof
+                    | DialError::Broken { .. }
+                    | DialError::Timeout
+                    | DialError::ConnectTimeout { .. }
+            ),
+        }
+    }
+
     /// Whether the peer speaks no TLS, or cannot prove which server it is. A handshake that takes too long
     /// is no such error.
     pub fn is_tls(&self) -> bool {

@@ -18,6 +18,10 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 enum Response {
     /// It sends these events and is silent.
     Open(Vec<Value>),
+    /// It sends these events and ends the response.
+    Whole(Vec<Value>),
+    /// It closes the connection.
+    Nothing,
 }
 
 struct Server {
@@ -44,8 +48,11 @@ fn serve(respond: impl Fn(usize) -> Response + Send + 'static) -> Server {
                 head.push(byte[0]);
             }
             let _ = sender.try_send(String::from_utf8_lossy(&head).into_owned());
-            let Response::Open(events) = respond(number);
-            let ends = false;
+            let (events, ends) = match respond(number) {
+                Response::Open(events) => (events, false),
+                Response::Whole(events) => (events, true),
+                Response::Nothing => (Vec::new(), true),
+            };
             number += 1;
             if events.is_empty() {
                 continue;
@@ -120,4 +127,38 @@ fn silent_watch_continues_at_its_version_on_another_connection() {
     assert_eq!((lists, lines.len()), (1, 2), "{lines:?}");
     assert!(lines[0].contains("sendInitialEvents=true"), "{lines:?}");
     assert!(lines[1].contains("&resourceVersion=5&") && !lines[1].contains("sendInitialEvents"), "{lines:?}");
+}
+
+#[test]
+fn connection_that_breaks_while_a_watch_is_opened_causes_no_list() {
+    let server = serve(|number| match number {
+        0 => Response::Whole(vec![end_of_list("5"), change("first", "6")]),
+        1 => Response::Nothing,
+        _ => Response::Open(vec![change("late", "7")]),
+    });
+    let (lists, lines) = follow_until(server, "late", QUIET);
+    assert_eq!((lists, lines.len()), (1, 3), "{lines:?}");
+    assert!(lines[2].contains("&resourceVersion=6&"), "{lines:?}");
+}
+
+#[test]
+fn third_broken_connection_ends_the_attempts_to_continue() {
+    let server = serve(|number| match number {
+        0 => Response::Whole(vec![end_of_list("5"), change("first", "6")]),
+        _ => Response::Nothing,
+    });
+    let (error, requests) = unblocked(move || {
+        let watched = Watched {
+            target: Target::pods(),
+            field_selector: None,
+            label_selector: None,
+            spread: Spread::PODS,
+        };
+        let mut sink = |_: Change<Value>| {};
+        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
+        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
+        (error, server.heads.try_iter().count())
+    });
+    assert!(error.is_broken(), "{error}");
+    assert_eq!(requests, 1 + 1 + usize::try_from(REOPENS).unwrap());
 }
