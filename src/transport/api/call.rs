@@ -16,7 +16,7 @@ thread_local! {
 
 /// The end of the waits of a call.
 struct Deadline {
-    at: Instant,
+    time: Instant,
     /// By how much a received byte postpones it, and the time beyond which it does not.
     progress: Option<(Duration, Instant)>,
 }
@@ -24,7 +24,7 @@ struct Deadline {
 impl Deadline {
     fn postpone(&mut self, now: Instant) {
         if let Some((quiet, end)) = self.progress {
-            self.at = now.checked_add(quiet).map_or(end, |at| at.min(end));
+            self.time = now.checked_add(quiet).map_or(end, |time| time.min(end));
         }
     }
 }
@@ -56,7 +56,7 @@ impl Call {
             kind,
             reuse,
             longest_line,
-            deadline: Mutex::new(Deadline { at: deadline, progress: None }),
+            deadline: Mutex::new(Deadline { time: deadline, progress: None }),
             registered: Mutex::default(),
             is_reused: AtomicBool::new(false),
             has_sent: AtomicBool::new(false),
@@ -64,7 +64,7 @@ impl Call {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        self.deadline.locked().at
+        self.deadline.locked().time
     }
 
     /// From now on its waits end after `quiet` without a byte, and at `end` in any case.

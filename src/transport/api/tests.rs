@@ -518,7 +518,7 @@ fn silence_ends_with_the_deadline() {
     assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
 }
 
-/// A server that sends half of a body, and the rest when the test says so.
+/// A server that sends half of a body, and the rest after a message of the test.
 fn serve_halves() -> (Server, Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
