@@ -211,13 +211,13 @@ fn serve(mut links: Links, shared: &Shared, stop: &StopToken) {
 }
 
 /// One direction of the link of a client, which its connections share.
-struct Lane {
+struct Queue {
     /// When it has sent all bytes before.
     free: Instant,
     random: Random,
 }
 
-impl Lane {
+impl Queue {
     /// How long a segment that is sent `now` is on its way.
     fn travel(&mut self, profile: &Profile, now: Instant, bytes: usize) -> Duration {
         let micros = (bytes as u64 * 1_000_000).checked_div(profile.rate).unwrap_or(0);
@@ -292,7 +292,7 @@ impl Direction {
         mut from: &TcpStream,
         to: &TcpStream,
         count: &AtomicU64,
-        lane: &mut Lane,
+        queue: &mut Queue,
         profile: &Profile,
     ) -> io::Result<()> {
         let now = Instant::now();
@@ -303,7 +303,7 @@ impl Direction {
                 Ok(read) => {
                     count.fetch_add(read as u64, Ordering::SeqCst);
                     // In order: a lost segment delays those after it.
-                    self.earliest = self.earliest.max(now + lane.travel(profile, now, read));
+                    self.earliest = self.earliest.max(now + queue.travel(profile, now, read));
                     self.held += read;
                     self.delayed.push_back(Segment { due: self.earliest, bytes: buffer[..read].to_vec() });
                     self.last = now;
@@ -362,8 +362,13 @@ impl Link {
         self.down.carry(&self.server, &self.client, &counts.to_client, buffer)
     }
 
-    fn carry_slowly(&mut self, counts: &Counts, lanes: &mut [Lane; 2], profile: &Profile) -> io::Result<()> {
-        let [up, down] = lanes;
+    fn carry_slowly(
+        &mut self,
+        counts: &Counts,
+        queues: &mut [Queue; 2],
+        profile: &Profile,
+    ) -> io::Result<()> {
+        let [up, down] = queues;
         self.up.carry_slowly(&self.client, &self.server, &counts.to_server, up, profile)?;
         self.down.carry_slowly(&self.server, &self.client, &counts.to_client, down, profile)
     }
@@ -404,7 +409,7 @@ struct Links {
     buffer: Vec<u8>,
     profile: Profile,
     /// Of each client: to the server, and from it.
-    lanes: Vec<[Lane; 2]>,
+    queues: Vec<[Queue; 2]>,
     /// Connections that the NAT has forgotten.
     forgotten: Vec<Link>,
     last_cut: Instant,
@@ -424,11 +429,11 @@ impl Links {
         }
         let buffer = vec![0; 64 * 1024];
         let now = Instant::now();
-        let lane = |number: u64| Lane { free: now, random: Random::new(profile.seed.wrapping_add(number)) };
-        let lanes = (0..listeners.len() as u64).map(|client| [lane(2 * client), lane(2 * client + 1)]);
+        let queue = |number: u64| Queue { free: now, random: Random::new(profile.seed.wrapping_add(number)) };
+        let queues = (0..listeners.len() as u64).map(|client| [queue(2 * client), queue(2 * client + 1)]);
         Ok(Links {
             epoll,
-            lanes: lanes.collect(),
+            queues: queues.collect(),
             listeners,
             server,
             shared,
@@ -534,7 +539,7 @@ impl Links {
         let counts = &self.shared.counts[link.number];
         let carried = match self.profile.is_quick() {
             true => link.carry(counts, &mut self.buffer),
-            false => link.carry_slowly(counts, &mut self.lanes[link.number], &self.profile),
+            false => link.carry_slowly(counts, &mut self.queues[link.number], &self.profile),
         };
         // Both directions of a socket: none was shut here, so the other end has reset it.
         let is_reset = flags.intersects(EventFlags::ERR | EventFlags::HUP);
