@@ -33,6 +33,7 @@ mod recording;
 mod refusals;
 mod resizes;
 mod shutdowns;
+mod slow_links;
 mod stats;
 mod streams;
 #[path = "../support/mod.rs"]
