@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustls::{ClientConnection, StreamOwned};
@@ -40,9 +40,14 @@ pub struct Endpoint {
     pub proxy: Option<Proxy>,
 }
 
-/// The limit of look-up, connect and TLS handshake together.
+/// The limit of a connect, and then of each pause in the TLS handshake (Go: client-go/transport/cache.go,
+/// 30 s for the connect and 10 s for the handshake).
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same limit through a proxy, which needs additional time to connect to the server.
+/// The limit of a TLS handshake whose bytes arrive slowly. DIFFERS: upstream's handshake ends after 10 s also
+/// then, and begins again from the start.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);
+/// The limit of connect and all handshakes through a proxy, which needs additional time to connect to the
+/// server.
 const PROXY_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How to connect to the server of a URL.
@@ -187,7 +192,11 @@ impl Route {
             dial(host, port, limit, call, self.peer).map(Stream::Plain)
         };
         let mut stream = match &self.hop {
-            None => dial(&self.host, self.port, CONNECT_LIMIT)?,
+            None => {
+                let mut stream = dial(&self.host, self.port, CONNECT_LIMIT)?;
+                stream.socket().limit_pauses(CONNECT_LIMIT, Instant::now() + HANDSHAKE_LIMIT);
+                stream
+            }
             Some(hop) => {
                 let named = |cause: DialError| match cause {
                     DialError::Stopped => DialError::Stopped,

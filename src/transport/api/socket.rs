@@ -30,6 +30,8 @@ pub(in crate::transport) struct Socket {
     call: Weak<Call>,
     /// The limit of connecting.
     limit: Option<Instant>,
+    /// By how much a received byte postpones the limit, and the time beyond which it does not.
+    progress: Option<(Duration, Instant)>,
     /// What a blocked thread waits for, in the thread table.
     peer: &'static str,
     /// Whether writes send nothing, and succeed.
@@ -59,8 +61,14 @@ impl Socket {
         let stream = Arc::new(TcpStream::from(fd));
         // Registered before the connect: shutting down a connecting socket ends the wait for it.
         call.register_socket(&stream, false);
-        let socket =
-            Socket { stream, call: Arc::downgrade(call), limit: Some(limit), peer, discards_writes: false };
+        let socket = Socket {
+            stream,
+            call: Arc::downgrade(call),
+            limit: Some(limit),
+            progress: None,
+            peer,
+            discards_writes: false,
+        };
         match rustix::net::connect(&socket.stream, &address) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -85,7 +93,19 @@ impl Socket {
 
     /// The limit of waits beside the call's deadline.
     pub(super) fn set_limit(&mut self, limit: Option<Instant>) {
-        self.limit = limit;
+        (self.limit, self.progress) = (limit, None);
+    }
+
+    /// From now on that limit is `quiet` after the last received byte, but not later than `end`.
+    pub(super) fn limit_pauses(&mut self, quiet: Duration, end: Instant) {
+        self.progress = Some((quiet, end));
+        self.postpone_limit();
+    }
+
+    fn postpone_limit(&mut self) {
+        if let Some((quiet, end)) = self.progress {
+            self.limit = Some(Instant::now().checked_add(quiet).map_or(end, |time| time.min(end)));
+        }
     }
 
     /// Lets all later writes succeed without sending anything.
@@ -173,10 +193,11 @@ fn notice_dead_peers(fd: impl AsFd) -> Result<(), Errno> {
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.retry_until_ready(PollFlags::IN, |mut stream| stream.read(into))?;
-        if count > 0
-            && let Some(call) = self.call.upgrade()
-        {
-            call.note_received();
+        if count > 0 {
+            self.postpone_limit();
+            if let Some(call) = self.call.upgrade() {
+                call.note_received();
+            }
         }
         Ok(count)
     }
@@ -225,6 +246,30 @@ mod tests {
         drop(listener.accept().unwrap());
         socket.ready(PollFlags::IN).unwrap();
         assert!(!socket.is_quiet());
+    }
+
+    #[test]
+    fn received_bytes_postpone_a_limit_of_pauses_to_its_end_at_most() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let later = Instant::now() + Duration::from_secs(3600);
+        let call = call(later);
+        let mut socket = Socket::connect(listener.local_addr().unwrap(), later, &call, "t").unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let (quiet, end) = (Duration::from_secs(60), Instant::now() + Duration::from_secs(1800));
+        socket.limit_pauses(quiet, end);
+        let before = socket.deadline();
+        assert!(before < end);
+        peer.write_all(b"ab").unwrap();
+        socket.read_exact(&mut [0]).unwrap();
+        assert!(socket.deadline() > before);
+        socket.limit_pauses(quiet * 60, end);
+        socket.read_exact(&mut [0]).unwrap();
+        assert_eq!(socket.deadline(), end);
+        // The limit of another phase.
+        socket.set_limit(None);
+        peer.write_all(b"c").unwrap();
+        socket.read_exact(&mut [0]).unwrap();
+        assert_eq!(socket.deadline(), later);
     }
 
     #[test]
