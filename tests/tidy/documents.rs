@@ -72,6 +72,30 @@ const FACTS: &[(&str, &str, &str, &str)] = &[
         "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };",
     ),
     ("docs/upstream.md", "`k8s.io/kubernetes` v1.37.2", "packaging/programs.sh", "KUBERNETES_VERSION=1.37.2"),
+    (
+        "docs/slow-links.md",
+        "| A watch without a byte | 150 s;",
+        "src/kube/watch/cycle.rs",
+        "const QUIET: Duration = Duration::from_secs(150);",
+    ),
+    (
+        "docs/slow-links.md",
+        "the same time for each pause, 10 minutes in all",
+        "src/kube/client.rs",
+        "const BODY_LIMIT: Duration = Duration::from_secs(600);",
+    ),
+    (
+        "docs/slow-links.md",
+        "10 s for each pause, 30 s in all",
+        "src/transport/api/route.rs",
+        "const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);",
+    ),
+    (
+        "docs/slow-links.md",
+        "are at most seven more than on a quick link",
+        "tests/cluster/slow_links.rs",
+        "const SPARE: usize = 7;",
+    ),
 ];
 
 #[test]
