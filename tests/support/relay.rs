@@ -536,10 +536,11 @@ impl Links {
     fn carry(&mut self, id: u64, flags: EventFlags) {
         // An earlier event of the same turn may have ended it.
         let Some(link) = self.links.get_mut(&id) else { return };
-        let counts = &self.shared.counts[link.number];
+        let number = link.number;
+        let counts = &self.shared.counts[number];
         let carried = match self.profile.is_quick() {
             true => link.carry(counts, &mut self.buffer),
-            false => link.carry_slowly(counts, &mut self.queues[link.number], &self.profile),
+            false => link.carry_slowly(counts, &mut self.queues[number], &self.profile),
         };
         // Both directions of a socket: none was shut here, so the other end has reset it.
         let is_reset = flags.intersects(EventFlags::ERR | EventFlags::HUP);
