@@ -357,15 +357,16 @@ impl ResourceClaims {
         self.shared.state.locked().uses_any(pod)
     }
 
-    /// Whether the state has all claims of the pod. If not (the state file was not usable), the
-    /// pod must be prepared before its next container is created.
+    /// Whether the state has all claims of the pod, with what the drivers have prepared. If not (the state
+    /// file was not usable, or a driver has failed after that), the pod must be prepared before its next
+    /// container is created.
     #[must_use]
     pub fn has_claims_of(&self, pod: &Pod) -> bool {
         let Ok(references) = names::references(pod) else { return false };
         let state = self.shared.state.locked();
         references.iter().all(|reference| {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
-            state.get(&key).is_some_and(|claim| claim.pods.contains(pod.uid()))
+            state.is_prepared_for(&key, pod.uid())
         })
     }
 

@@ -79,6 +79,8 @@ impl Work {
 #[derive(Debug, Default)]
 pub struct ClaimState {
     claims: BTreeMap<ClaimKey, ClaimInfo>,
+    /// Claims of this run that not all of their drivers have prepared yet.
+    incomplete: BTreeSet<ClaimKey>,
     /// The claims of operations that have begun. Dropped to wake those who wait.
     marked: BTreeMap<ClaimKey, Mark>,
     /// Increases with each change that the state file must show.
@@ -116,6 +118,13 @@ impl ClaimState {
         self.claims.get(key)
     }
 
+    /// Whether the pod uses the claim, and all drivers have prepared it, in this run or an earlier one.
+    #[must_use]
+    pub fn is_prepared_for(&self, key: &ClaimKey, pod: &PodUid) -> bool {
+        let is_used = self.claims.get(key).is_some_and(|claim| claim.pods.contains(pod));
+        is_used && !self.incomplete.contains(key)
+    }
+
     /// Whether the pod uses any claim: then it must not be reported as ended.
     #[must_use]
     pub fn uses_any(&self, pod: &PodUid) -> bool {
@@ -148,6 +157,7 @@ impl ClaimState {
             let key = &claim.id.key;
             let known = self.claims.entry(key.clone()).or_insert_with(|| {
                 self.version += 1;
+                self.incomplete.insert(key.clone());
                 ClaimInfo::new(claim.id.clone())
             });
             if known.pods.insert(pod.clone()) {
@@ -157,6 +167,7 @@ impl ClaimState {
                 if !known.drivers.contains_key(driver) {
                     known.drivers.insert(driver.clone(), Vec::new());
                     known.prepared = false;
+                    self.incomplete.insert(key.clone());
                     self.version += 1;
                 }
             }
@@ -260,6 +271,7 @@ impl ClaimState {
             if !left.is_empty() {
                 continue;
             }
+            self.incomplete.remove(&key);
             if work.unprepares {
                 self.claims.remove(&key);
                 self.version += 1;

@@ -247,6 +247,27 @@ fn after_a_restart_containers_have_their_devices_and_a_new_sandbox_is_prepared_a
     assert_eq!(devices(&claims, &p()).len(), 2);
 }
 
+/// Its sandbox is there, and the state file was not usable: only the state shows what is to be prepared.
+#[test]
+fn pod_whose_driver_has_failed_is_prepared_again_before_its_next_container() {
+    let fixture = Fixture::new();
+    let claims = fixture.start();
+    *fixture.driver.fail.locked() = Some("gone");
+    for _ in 0..2 {
+        assert!(!claims.has_claims_of(&p()));
+        prepare(&claims, &p()).unwrap_err();
+    }
+    // It is a user of the claims, but has no devices.
+    assert!(claims.uses_any(p().uid()) && devices(&claims, &p()).is_empty());
+    assert!(!claims.has_claims_of(&p()));
+    *fixture.driver.fail.locked() = None;
+    prepare(&claims, &p()).unwrap();
+    assert!(claims.has_claims_of(&p()) && !claims.has_claims_of(&q()));
+    assert_eq!(devices(&claims, &p()).len(), 2);
+    unprepare(&claims, &p()).unwrap();
+    assert!(!claims.has_claims_of(&p()));
+}
+
 #[test]
 fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     let fixture = Fixture::new();
