@@ -117,11 +117,11 @@ struct DriverInstance {
 
 impl DriverInstance {
     fn follow(&self, client: &Client, mut health: Option<HealthService>, stop: &StopToken) {
-        // The loss of the driver is reported once: its slices are deleted once.
+        // Each loss of the driver is reported once: its slices are deleted once.
         let mut is_lost = false;
         loop {
             if let Some(service) = health {
-                let outcome = self.read(client, service, stop);
+                let outcome = self.read(client, service, &mut is_lost, stop);
                 match outcome {
                     Ok(()) => {
                         log::debug!("DRA driver {} has ended its stream of health reports", self.driver)
@@ -149,9 +149,21 @@ impl DriverInstance {
         }
     }
 
-    fn read(&self, client: &Client, service: HealthService, stop: &StopToken) -> Result<(), Kind> {
+    /// Reads the reports until the stream ends. A driver that reports is there, and can be lost again.
+    fn read(
+        &self,
+        client: &Client,
+        service: HealthService,
+        is_lost: &mut bool,
+        stop: &StopToken,
+    ) -> Result<(), Kind> {
         let mut stream = client.watch(service).map_err(|error| error.kind)?;
+        let mut is_first = true;
         while let Some((devices, reports)) = stream.next(stop).map_err(|error| error.kind)? {
+            if std::mem::take(&mut is_first) {
+                *is_lost = false;
+                self.shared.lost(&self.driver);
+            }
             let has_changed = self.update(reports);
             if stop.wait(self.report_wait(devices, has_changed, Instant::now())) == Waited::Stopped {
                 return Err(Kind::Cancelled);

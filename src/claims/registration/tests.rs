@@ -444,6 +444,29 @@ fn driver_that_has_no_reports_is_not_watched_again() {
 }
 
 #[test]
+fn driver_that_was_lost_and_reports_again_can_be_lost_again() {
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, |_, out, stop| {
+        let _ = out.send(drahealth::HealthResponse::default(), stop);
+        Ok(())
+    });
+    let _server = Server::start(&fixture.socket(), [service]).unwrap();
+    let endpoint = fixture.socket().display().to_string();
+    let client = Client::new(DRIVER, &endpoint, Service::V1, LIMIT).unwrap();
+    let shared = &fixture.claims.shared;
+    let called: Arc<dyn Driver> = Arc::new(client.clone());
+    shared.drivers.locked().add(DRIVER, &endpoint, || Ok(called)).unwrap();
+    let instance = DriverInstance { shared: Arc::clone(shared), driver: DRIVER.into(), endpoint };
+    let far = Instant::now() + Duration::from_secs(3600);
+    let is_pending = || shared.wipes.locked().due(far).contains(&Some(DRIVER.to_owned()));
+    shared.lost(DRIVER);
+    assert!(is_pending());
+    let mut is_lost = true;
+    let outcome = instance.read(&client, HealthService::V1, &mut is_lost, &StopToken::never());
+    assert_eq!((outcome, is_lost, is_pending()), (Ok(()), false, false));
+}
+
+#[test]
 fn driver_without_health_reports_is_noticed_when_it_is_there() {
     let (fixture, driver) = (Fixture::new(), FakeDriver::new());
     let _server = fixture.serve(&driver);
