@@ -7,7 +7,7 @@ use super::requests::{ContainerRequest, PodRequest};
 use super::state::{DeviceState, Resource};
 use crate::model::numa::{Hint, NumaMask};
 
-/// How many sets of nodes are examined for one request: all of them on up to 12 nodes.
+/// How many nodes with devices are examined in all sets for one request.
 ///
 /// DIFFERS: upstream examines all sets, 2ⁿ on n nodes. Here larger machines get hints for the sets of
 /// one node, and for all nodes.
@@ -100,9 +100,18 @@ impl Counts {
     }
 }
 
-/// The sets of nodes that can provide `wanted` devices: all of `reusable`, and others of `free`. The
-/// smallest sets that could provide them if no device were in use are preferred (Go:
-/// `generateDeviceTopologyHints`).
+/// The NUMA nodes of the machine that have devices of the resource; if none has one, all nodes (Go:
+/// `deviceNUMANodes`).
+fn with_devices(nodes: &[u32], known: &Resource) -> Vec<u32> {
+    let listed =
+        known.devices.values().fold(NumaMask::default(), |all, device| NumaMask(all.0 | device.nodes.0));
+    let found: Vec<u32> = nodes.iter().copied().filter(|node| listed.contains(*node)).collect();
+    if found.is_empty() { nodes.to_vec() } else { found }
+}
+
+/// The sets of nodes that can provide `wanted` devices: all of `reusable`, and others of `free`. Nodes
+/// without devices are in no set. The smallest sets that could provide them if no device were in use are
+/// preferred (Go: `generateDeviceTopologyHints`).
 fn possible(
     nodes: &[u32],
     known: &Resource,
@@ -110,6 +119,7 @@ fn possible(
     reusable: &DeviceIds,
     wanted: u64,
 ) -> Vec<Hint> {
+    let nodes = with_devices(nodes, known);
     let all = NumaMask::from_numbers(nodes.iter().copied());
     let nodes_of = |ids: &DeviceIds| {
         let listed: Vec<NumaMask> =
@@ -122,7 +132,7 @@ fn possible(
     let must = Counts::new(reusable.iter().copied(), all);
     let mut smallest = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let mut found = Vec::new();
-    for mask in sets(nodes) {
+    for mask in sets(&nodes) {
         if every.near(mask) >= wanted {
             smallest = smallest.min(mask.len());
         }

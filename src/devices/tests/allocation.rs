@@ -206,6 +206,30 @@ fn hints_prefer_the_smallest_sets_of_nodes() {
 }
 
 #[test]
+fn numa_nodes_without_devices_are_in_no_hint() {
+    let hint = |nodes: &[u32], preferred| Hint {
+        nodes: Some(NumaMask::from_numbers(nodes.iter().copied())),
+        preferred,
+    };
+    let hints = |devices, nodes: Vec<u32>, count| {
+        let mut state = DeviceState::new(Holds::default(), BTreeMap::new(), nodes, Instant::now());
+        state.connected(WIDGET, 1, PluginOptions::default()).unwrap();
+        state.listed(WIDGET, 1, devices).unwrap();
+        state.hints(&simple_pod("p", count), "main").remove(WIDGET).unwrap()
+    };
+    let two = || list(&[("a", true, &[1]), ("b", true, &[5])]);
+    assert_eq!(hints(two(), vec![0, 1], 1), [hint(&[1], true)]);
+    // Node 5 does not exist.
+    assert_eq!(hints(two(), vec![0, 1], 2), []);
+    assert_eq!(hints(two(), vec![0], 1), []);
+    // All sets of the few nodes with devices are examined on a large machine, too.
+    assert_eq!(
+        hints(two(), (0..36).collect(), 1),
+        [hint(&[1], true), hint(&[5], true), hint(&[1, 5], false)]
+    );
+}
+
+#[test]
 fn hints_of_a_pod_count_what_is_in_use_at_once() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
     let mut state = state_with(PluginOptions::default(), devices);
