@@ -115,7 +115,7 @@ pub enum NextPluginCall {
 pub struct DeviceState {
     pub(super) resources: BTreeMap<String, Resource>,
     pub(super) holds: Holds,
-    /// The healthy devices at the end of the last run, from the state file.
+    /// The healthy devices that the plugins listed last before this run, from the state file.
     pub(super) before: BTreeMap<String, DeviceIds>,
     /// When this run began.
     pub(super) begun: Instant,
@@ -511,11 +511,22 @@ impl DeviceState {
         }
     }
 
-    /// The healthy devices by resource, for the state file.
+    /// The healthy devices by resource, for the state file; of a plugin that is not there, those that it
+    /// listed last. Plugins often end before the agent when a machine shuts down, and after the next boot
+    /// pods wait for these devices. The Go kubelet reads only the names of the resources.
     #[must_use]
     pub fn healthy_device_ids(&self) -> BTreeMap<String, Vec<DeviceId>> {
-        let names = |known: &'_ Resource| known.healthy().cloned().collect();
-        self.resources.iter().map(|(name, known)| (name.clone(), names(known))).collect()
+        let ids = |(name, known): (&String, &Resource)| {
+            let listed = known.devices.iter().filter(|(_, device)| device.is_healthy).map(|(id, _)| id);
+            let ids: Vec<DeviceId> = match self.before.get(name) {
+                Some(before) if !known.is_alive && known.devices.is_empty() => {
+                    before.iter().cloned().collect()
+                }
+                _ => listed.cloned().collect(),
+            };
+            (name.clone(), ids)
+        };
+        self.resources.iter().map(ids).collect()
     }
 }
 

@@ -112,6 +112,33 @@ fn after_a_reboot_a_pod_waits_for_the_plugin_that_was_there() {
     assert_eq!(ready(&state, &simple_pod("new", 9), 40), Readiness::Ready);
 }
 
+/// Plugins often end before the agent when a machine shuts down.
+#[test]
+fn after_a_reboot_a_pod_waits_for_the_devices_of_a_plugin_that_ended_before_the_agent() {
+    let now = Instant::now();
+    let again = |state: &DeviceState| {
+        let restored = decode(&encode(state), |_| Some(DeviceSetup::default())).unwrap();
+        DeviceState::new(restored.holds, restored.registered, vec![0, 1], now)
+    };
+    let ready = |state: &DeviceState, count| {
+        state.readiness(&simple_pod("new", count), &BTreeSet::new(), WAIT_LIMIT, now)
+    };
+    let devices = list(&[("d1", true, &[]), ("d2", true, &[]), ("d3", false, &[])]);
+    let mut first = state_with(ALL_OPTIONS, devices);
+    first.stopped(WIDGET, 1, now);
+    // In the run between, the plugin registers and ends without a list.
+    let mut between = again(&first);
+    between.connected(WIDGET, 1, ALL_OPTIONS).unwrap();
+    between.stopped(WIDGET, 1, now);
+    let mut state = again(&between);
+    state.connected(WIDGET, 1, ALL_OPTIONS).unwrap();
+    state.listed(WIDGET, 1, list(&[("d1", true, &[])])).unwrap();
+    assert!(matches!(ready(&state, 2), Readiness::Wait(_)));
+    // The third one was not healthy.
+    assert_eq!(ready(&state, 3), Readiness::Ready);
+    assert_eq!(state.healthy_device_ids()[WIDGET], [DeviceId::from("d1")]);
+}
+
 #[test]
 fn the_wait_ends_and_then_the_pod_fails_as_upstream_even_if_the_resource_is_gone() {
     let now = Instant::now();
