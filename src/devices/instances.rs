@@ -87,11 +87,12 @@ impl Instances {
         self.by_resource.get(resource).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The active plugin of a resource; if it has just ended, the newest one.
+    /// The active plugin of a resource; if it was just removed, the newest other one that is connected.
     pub(super) fn active(&self, resource: &str, state: &DeviceState) -> Option<&Plugin> {
         let all = self.get(resource);
         let active = state.active(resource);
-        all.iter().find(|plugin| Some(plugin.generation) == active).or(all.last())
+        let newest = || all.iter().rev().find(|plugin| plugin.is_alive);
+        all.iter().find(|plugin| Some(plugin.generation) == active).or_else(newest)
     }
 
     /// The end of the plugin that is connected through this socket.

@@ -406,13 +406,14 @@ impl Devices {
     /// Without reservations it does nothing.
     ///
     /// # Errors
-    /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
+    /// [`DeviceError::Stopped`] when a plugin has ended before its call: the reservations stay, and the
+    /// caller tries again. After any other error the pod cannot run: see [`DeviceError::message`].
     pub fn allocate(&self, pod: &PodRequest, stop: &StopToken) -> Result<(), DeviceError> {
         for request in &pod.containers {
             let reserved = self.shared.state.locked().pending_resources(&pod.uid, &request.container);
             for resource in reserved {
                 let allocated = self.allocate_one(pod, &request.container, &resource, stop);
-                if allocated.is_err() {
+                if allocated.as_ref().is_err_and(|error| !matches!(error, DeviceError::Stopped(_))) {
                     self.unreserve(&pod.uid);
                 }
                 // Also after a failure: what was granted before must not be lost.
@@ -449,8 +450,14 @@ impl Devices {
 
     fn client(&self, resource: &str) -> Result<Client, DeviceError> {
         let plugins = self.shared.plugins.locked();
-        let active = plugins.active(resource, &self.shared.state.locked());
-        active.map(|plugin| plugin.client.clone()).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))
+        let state = self.shared.state.locked();
+        match plugins.active(resource, &state) {
+            Some(plugin) => Ok(plugin.client.clone()),
+            None if state.resources().contains_key(resource) => {
+                Err(DeviceError::Stopped(resource.to_owned()))
+            }
+            None => Err(DeviceError::NoPlugin(resource.to_owned())),
+        }
     }
 
     /// What a container needs that is created now; `None`: it has no devices. Calls the plugins that
@@ -477,6 +484,7 @@ impl Devices {
         };
         if is_active {
             if is_missing {
+                // DIFFERS: upstream has the hint of the admission, which was made without these devices.
                 self.reserve(pod, container, None, false)?;
             }
             self.allocate(pod, stop)?;

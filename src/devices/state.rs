@@ -383,7 +383,8 @@ impl DeviceState {
     /// what it named, `None` before it was asked. The containers of a pod are handled in their order.
     ///
     /// # Errors
-    /// When the reservation does not exist any more, or the plugin has ended.
+    /// When the reservation does not exist any more, or there are not enough devices;
+    /// [`DeviceError::Stopped`] when the plugin has ended, or is back and has not listed its devices.
     pub fn next_plugin_call(
         &mut self,
         pod: &PodRequest,
@@ -396,9 +397,12 @@ impl DeviceState {
         let HoldState::Reserved { nodes } = hold.state else { return Err(released()) };
         let (old, wanted) = (hold.ids(), hold.devices.len() as u64);
         let known = self.resources.get(resource).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))?;
-        let PluginConnection::Connected { options, .. } = known.endpoint else {
-            return Err(DeviceError::Stopped(resource.to_owned()));
-        };
+        let stopped = || Err(DeviceError::Stopped(resource.to_owned()));
+        let PluginConnection::Connected { options, .. } = known.endpoint else { return stopped() };
+        // A plugin that is back may have other devices than those that are known.
+        if !known.is_alive {
+            return stopped();
+        }
         let preference = match preferred {
             Some(names) => Preference::Named(names),
             None if options.preferred => Preference::Unknown,

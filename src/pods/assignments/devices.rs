@@ -193,6 +193,11 @@ impl Assignments {
         }
         match own.devices.allocate(&requests, stop) {
             Ok(()) => DeviceReadiness::Ready,
+            // DIFFERS: upstream allocates at admission, and does not need the plugin here. The devices stay
+            // reserved until the plugin is back, or its resource is removed after five minutes.
+            Err(error @ DeviceError::Stopped(_)) => {
+                DeviceReadiness::Wait { message: error.to_string(), retry: RETRY }
+            }
             // The call was cancelled, and a later step tries again.
             Err(error) if stop.is_stopped() => {
                 own.waiting().insert(pod.uid().clone());

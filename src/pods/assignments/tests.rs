@@ -420,6 +420,32 @@ mod devices {
     }
 
     #[test]
+    fn pod_waits_for_a_plugin_that_ends_between_its_admission_and_its_allocation() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut first, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
+        fixture.register(&first, 2);
+        let (pod, more) = (widget_pod("pod", 2), widget_pod("more", 1));
+        assert_eq!(fixture.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+        first.die();
+        fixture.changes.recv_timeout(LONG).unwrap();
+        for _ in 0..2 {
+            let waits = allocate(&fixture, &pod);
+            let DeviceReadiness::Wait { message, .. } = &waits else { panic!("{waits:?}") };
+            assert_eq!(message, "endpoint example.com/widget has been stopped");
+        }
+        // It is back, and has not listed its devices.
+        let second = plugin(root.path());
+        fixture.devices.register("v1beta1", "widget.sock", WIDGET).unwrap();
+        assert!(matches!(allocate(&fixture, &pod), DeviceReadiness::Wait { .. }));
+        fixture.list(&second, 2);
+        // The devices are still its own.
+        let refused = fixture.assignments.allocate(&more, std::slice::from_ref(&pod), true, &none_runs);
+        assert!(matches!(refused, Admission::Reject { .. }), "{refused:?}");
+        assert_eq!(allocate(&fixture, &pod), DeviceReadiness::Ready);
+        assert_eq!(second.calls(), ["Options", "ListAndWatch", "Allocate d1,d2"]);
+    }
+
+    #[test]
     fn removed_pod_keeps_its_devices_until_its_containers_have_ended() {
         let root = tempfile::tempdir().unwrap();
         let (plugin, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
