@@ -153,6 +153,13 @@ impl CsiDrivers {
     fn announce(&self, stop: &StopToken) -> Result<(), AnnounceError> {
         self.objects.as_ref().map_or(Ok(()), |objects| objects.announce(&self.registry, stop))
     }
+
+    /// The next registration writes what cannot be written now.
+    fn announce_removal(&self, name: &str, stop: &StopToken) {
+        if let Err(error) = self.announce(stop) {
+            log::warn!("CSI driver {name} is gone: {error}");
+        }
+    }
 }
 
 impl Handler for CsiDrivers {
@@ -169,7 +176,13 @@ impl Handler for CsiDrivers {
         versions: &[String],
         stop: &StopToken,
     ) -> Result<(), String> {
-        self.registry.register(name, endpoint, versions, stop).map_err(|error| error.to_string())?;
+        if let Err(error) = self.registry.register(name, endpoint, versions, stop) {
+            if self.registry.get(name).is_err() {
+                // It may have replaced an instance that the objects show.
+                self.announce_removal(name, stop);
+            }
+            return Err(error.to_string());
+        }
         let failed =
             |error| format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}");
         self.announce(stop).map_err(failed)
@@ -177,9 +190,6 @@ impl Handler for CsiDrivers {
 
     fn deregister(&self, name: &str, endpoint: &str) {
         self.registry.deregister(name, endpoint);
-        // The next registration writes what could not be written now.
-        if let Err(error) = self.announce(&StopToken::never()) {
-            log::warn!("CSI driver {name} is gone: {error}");
-        }
+        self.announce_removal(name, &StopToken::never());
     }
 }

@@ -165,7 +165,7 @@ impl Registry {
     /// Registers a driver, and gets its answer about this node. Waits for the answer.
     ///
     /// # Errors
-    /// The text that the driver gets. It is not registered then.
+    /// The text that the driver gets. It is not registered then, and counts as removed if it was.
     pub fn register(
         &self,
         name: &str,
@@ -203,6 +203,10 @@ impl Registry {
             Err(error) => {
                 if own.is_some() {
                     table.drivers.remove(name);
+                    // The objects may show what an earlier instance said (Go: `unregisterDriver`).
+                    table.removed.insert(name.to_owned());
+                    drop(table);
+                    self.ring();
                 }
                 let (name, reason) = (name.to_owned(), error.to_string());
                 Err(RegistryError::Registration { step: "RegisterPlugin", name, reason })
@@ -360,6 +364,19 @@ mod tests {
         let error = registry.register("d", "/s", &v("1.2.0"), &stop).unwrap_err().to_string();
         assert!(error.contains("RegisterPlugin for CSI driver \"d\" failed. rpc error"), "{error}");
         assert!(registry.get("d").is_err());
+    }
+
+    #[test]
+    fn driver_that_fails_when_it_registers_again_counts_as_removed() {
+        let (registry, node) = registry();
+        let stop = StopToken::never();
+        registry.register("d", "/s1", &v("1.0.0"), &stop).unwrap();
+        registry.changed().try_recv().unwrap();
+        node.fail("info", Fault::Final);
+        registry.register("d", "/s2", &v("1.0.0"), &stop).unwrap_err();
+        assert!(registry.changed().try_recv().is_ok());
+        let (installed, removed) = registry.nodes();
+        assert!(installed.is_empty() && removed.contains("d"), "{installed:?} {removed:?}");
     }
 
     #[test]
