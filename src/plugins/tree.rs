@@ -88,7 +88,9 @@ impl Tree {
         }
     }
 
-    /// Reads the directories, and watches each before it is read. Links are not followed.
+    /// Reads the directories, and watches each before it is read.
+    ///
+    /// DIFFERS: upstream follows links to sockets, and finds sockets in directories with a dot at its start.
     pub(super) fn scan(&self) -> ScanResult {
         let mut scan = ScanResult { is_unwatched: self.inotify.is_none(), ..ScanResult::default() };
         let mut waiting = vec![(self.root.clone(), 0)];

@@ -215,6 +215,8 @@ impl Registry {
     }
 
     /// Forgets a driver, if it is the one at this socket. Its volumes stay.
+    ///
+    /// DIFFERS: upstream also forgets the driver if a newer instance has registered at another socket.
     pub fn deregister(&self, name: &str, endpoint: &str) {
         let mut table = self.table();
         if table.drivers.get(name).is_some_and(|driver| driver.endpoint == endpoint) {
