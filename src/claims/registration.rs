@@ -77,7 +77,10 @@ impl ResourceClaims {
         let running = shared.streams.locked().remove(&(driver.to_owned(), endpoint.to_owned()));
         // Both end outside of the locks; this joins the thread, which takes them.
         drop((removed, running));
-        shared.lost(driver);
+        let (driver, endpoint) = (driver.to_owned(), endpoint.to_owned());
+        let instance = DriverInstance { shared: Arc::clone(shared), driver, endpoint };
+        instance.clear_health();
+        shared.lost(&instance.driver);
     }
 
     /// Ends the threads of all drivers.
@@ -131,8 +134,11 @@ impl DriverInstance {
                     }
                 }
                 health = next_service(service, outcome);
-                let changed = self.shared.health.locked().clear(&self.driver, &self.endpoint);
-                self.report(changed);
+                // When the agent ends, the reports stay for the next one: the driver is still there.
+                if stop.is_stopped() {
+                    return;
+                }
+                self.clear_health();
             } else {
                 client.connect();
             }
@@ -185,6 +191,12 @@ impl DriverInstance {
         let has_changed = !changed.is_empty();
         self.report(changed);
         has_changed
+    }
+
+    /// Removes what this instance has reported.
+    fn clear_health(&self) {
+        let changed = self.shared.health.locked().clear(&self.driver, &self.endpoint);
+        self.report(changed);
     }
 
     /// Writes the file and reports the pods whose devices changed.

@@ -384,6 +384,41 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
 }
 
 #[test]
+fn health_reports_stay_when_the_agent_ends_and_go_with_the_driver() {
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let report = drahealth::DeviceReport {
+        device: Some(drahealth::DeviceId {
+            pool_name: "pool".to_owned(),
+            device_name: "dev".to_owned(),
+            ..Default::default()
+        })
+        .into(),
+        health: drahealth::HealthStatus::HEALTHY.into(),
+        health_check_timeout_seconds: 3600,
+        ..Default::default()
+    };
+    let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, move |_, out, stop| {
+        let devices = vec![to_bytes(&report)];
+        let _ = out.send(drahealth::HealthResponse { devices, ..Default::default() }, stop);
+        let _ = stop.wait(PATIENCE);
+        Ok(())
+    });
+    let _server = Server::start(&fixture.socket(), [service]).unwrap();
+    fixture.register_all(&["v1.DRAPlugin", "v1.DRAResourceHealth"]);
+    let path = fixture.dir.path().join("dra_health_state");
+    let file = || std::fs::read_to_string(&path).unwrap_or_default();
+    let begun = Instant::now();
+    while !file().contains("\"pool/dev\"") {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    fixture.claims.shut_down();
+    assert!(file().contains("\"pool/dev\""));
+    fixture.claims.deregister(DRIVER, &fixture.socket().display().to_string());
+    assert_eq!(file(), "{}");
+}
+
+#[test]
 fn driver_with_many_changes_is_limited_also_in_a_new_stream_and_through_another_socket() {
     let fixture = Fixture::new();
     let instance = |endpoint: &str| DriverInstance {
