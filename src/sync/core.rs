@@ -94,7 +94,8 @@ pub(crate) enum Effect {
     ApiPodChanged(Pod),
     /// The API server no longer shows a pod or a mirror.
     ApiPodRemoved(Pod),
-    /// No container of a rejected pod runs: its status is final, its object may be deleted.
+    /// No container of a rejected pod runs, and none of its resource claims is prepared: its status is
+    /// final, its object may be deleted.
     FinishStatus(Pod),
     /// A source delivered an object that cannot be used.
     Invalid {
@@ -153,6 +154,8 @@ pub(crate) struct World<'a> {
     /// Whether the source removed this pod of the API before, and its worker stops it: a pod that comes
     /// back with its UID does not start.
     pub ends_for_good: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether resource claims are prepared for the pod.
+    pub uses_claims: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status will not change any more.
     pub is_final: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the readiness gates of the pod, as the API server shows it now, give another
@@ -743,6 +746,7 @@ impl Core {
             .filter(|desired| desired.is_rejected_for_good() && !(world.is_final)(desired.pod.uid()))
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
             .filter(|desired| !(world.still_runs)(desired.pod.uid()))
+            .filter(|desired| !(world.uses_claims)(desired.pod.uid()))
             .map(|desired| Effect::FinishStatus(desired.pod.clone()));
         unknown.chain(workerless).chain(rejected).collect()
     }
@@ -797,6 +801,8 @@ mod tests {
         stopping: BTreeSet<PodUid>,
         /// The pods of the API that are being stopped because they were removed.
         leaving: BTreeSet<PodUid>,
+        /// The pods whose resource claims are prepared.
+        claiming: BTreeSet<PodUid>,
         is_listed: bool,
         node: NodeView,
         /// One line per event: the event, and its effects.
@@ -842,9 +848,20 @@ mod tests {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
-            let (running, over, stopping, leaving, record) = Default::default();
+            let (running, over, stopping, leaving, claiming, record) = Default::default();
             let workers = RefCell::default();
-            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node, record }
+            Fixture {
+                core,
+                workers,
+                running,
+                over,
+                stopping,
+                leaving,
+                claiming,
+                is_listed: true,
+                node,
+                record,
+            }
         }
 
         fn decide(
@@ -868,6 +885,7 @@ mod tests {
                 is_over: &|uid| self.over.contains(uid),
                 may_run: &|uid| self.stopping.contains(uid),
                 ends_for_good: &|uid| self.leaving.contains(uid),
+                uses_claims: &|uid| self.claiming.contains(uid),
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
@@ -1892,6 +1910,25 @@ mod tests {
             (it is being deleted)
             api: 1 -> shown 1
             clean up, running: 1 -> stop unknown 1
+            clean up, running: none -> finish status of 1
+        "#]]);
+    }
+
+    /// It ran before a restart of the machine. Its devices could be allocated to another pod.
+    #[test]
+    fn rejected_pod_is_final_when_its_claims_are_unprepared() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 0;
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        fixture.claiming.insert(pod("a", "1").uid().clone());
+        fixture.clean_up(&BTreeMap::new());
+        fixture.note("its claims are unprepared");
+        fixture.claiming.clear();
+        fixture.clean_up(&BTreeMap::new());
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; reject 1: OutOfpods
+            clean up, running: none -> nothing
+            (its claims are unprepared)
             clean up, running: none -> finish status of 1
         "#]]);
     }

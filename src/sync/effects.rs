@@ -261,9 +261,11 @@ impl Loop {
         self.deps.status.set(pod, status, Timestamp::now());
     }
 
-    /// Stores the terminal status of a pod without a worker. It is final if no container runs.
+    /// Stores the terminal status of a pod without a worker. It is final if no container runs, and no
+    /// resource claim is prepared for the pod (Go: `PodCouldHaveRunningContainers`): the claims of a pod
+    /// that ran before a restart could be allocated to another one.
     fn report_end(&self, pod: &Pod, status: PodStatus, now: Timestamp) {
-        if self.deps.observe.still_runs(pod.uid()) {
+        if self.deps.observe.still_runs(pod.uid()) || self.deps.assignments.uses_claims(pod.uid()) {
             self.deps.status.set(pod, status, now);
         } else {
             self.deps.status.set_rejected(pod, status, now);

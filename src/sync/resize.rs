@@ -197,6 +197,7 @@ mod tests {
                 is_over: &|uid| self.over.borrow().contains(uid),
                 may_run: &|_| false,
                 ends_for_good: &|_| false,
+                uses_claims: &|_| false,
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,

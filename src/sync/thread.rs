@@ -640,6 +640,7 @@ impl Loop {
             // Before the first list, every pod counts as running.
             may_run: &|uid| first_list && workers.may_run(uid) && observe.still_runs(uid),
             ends_for_good: &|uid| workers.ends_for_good(uid),
+            uses_claims: &|uid| assignments.uses_claims(uid),
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),

@@ -37,6 +37,12 @@ impl Assignments {
         self.claims.as_ref().map_or(Ok(()), |claims| claims.unprepare(uid, stop))
     }
 
+    /// Whether claims are prepared for the pod: then it must not be reported as ended.
+    #[must_use]
+    pub fn uses_claims(&self, uid: &PodUid) -> bool {
+        self.claims.as_ref().is_some_and(|claims| claims.uses_any(uid))
+    }
+
     /// `allocatedResourcesStatus` of a container: the health of its devices, those of plugins first.
     pub fn device_health(&self, pod: &Pod, container: &Container) -> Vec<ResourceStatus> {
         let mut found = self.plugin_health(pod.uid(), &container.name);
