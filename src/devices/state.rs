@@ -157,6 +157,9 @@ impl DeviceState {
 
     /// A plugin has registered. An earlier one of this resource is replaced.
     ///
+    /// DIFFERS: upstream knows a new resource only from the first list of its plugin. Until then the node
+    /// does not show it, and a pod that requests it runs without the device.
+    ///
     /// # Errors
     /// [`DeviceError::TooMany`].
     pub fn connected(
