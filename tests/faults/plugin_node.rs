@@ -194,6 +194,8 @@ impl PluginNode {
                     assert!(is_expected && self.webs < MOST_PODS, "rejected: {text}");
                     self.node.api().delete_pod(&FakeNode::pod_path(WEB));
                     wait_until("the rejected pod to be gone", LONG, || self.node.shown(WEB).is_none());
+                    // Else the next one can be rejected for the same reason.
+                    self.wait_registered();
                     self.bind_web();
                 }
                 _ => {}
