@@ -13,6 +13,7 @@ mod breaker;
 mod call;
 pub(super) mod route;
 mod socket;
+mod usage;
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;

@@ -30,6 +30,7 @@ use ureq::{Agent, AsSendBody, BodyReader, ResponseExt};
 use super::breaker::{Breaker, RequestKind};
 use super::call::Call;
 use super::route::{Routes, Stream, Wire};
+use super::usage::{Usage, Use};
 use crate::transport::dial::{DialError, go_message};
 use crate::transport::http1::{MAX_INTERIM, Malformed};
 use crate::transport::proxy::Proxy;
@@ -55,7 +56,15 @@ const SEND_BYTES: usize = 8 * 1024;
 pub(in crate::transport) struct Client {
     agent: Agent,
     routes: Arc<Routes>,
-    era: Arc<AtomicU64>,
+    pool: Arc<Pool>,
+}
+
+/// What the connections of a client share.
+#[derive(Default)]
+struct Pool {
+    /// Counts the calls of [`Client::retire`].
+    era: AtomicU64,
+    usage: Usage,
 }
 
 /// The head of a final response, and its body.
@@ -84,9 +93,9 @@ pub(in crate::transport) fn settings() -> ConfigBuilder<AgentScope> {
 
 impl Client {
     pub(in crate::transport) fn new(routes: Routes, config: Config) -> Client {
-        let (routes, era) = (Arc::new(routes), Arc::default());
-        let dialer = Dialer { routes: Arc::clone(&routes), era: Arc::clone(&era) };
-        Client { agent: Agent::with_parts(config, dialer, DeferredResolver), routes, era }
+        let (routes, pool) = (Arc::new(routes), Arc::default());
+        let dialer = Dialer { routes: Arc::clone(&routes), pool: Arc::clone(&pool) };
+        Client { agent: Agent::with_parts(config, dialer, DeferredResolver), routes, pool }
     }
 
     /// Sends a request and reads the head of its response, after redirects.
@@ -125,7 +134,7 @@ impl Client {
     /// Uses none of the present connections again: those in use are closed after their responses, idle
     /// ones by the next request.
     pub(in crate::transport) fn retire(&self) {
-        self.era.fetch_add(1, Ordering::Relaxed);
+        self.pool.era.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The address of the proxy that gets requests for `uri` itself, and not a tunnel.
@@ -256,8 +265,7 @@ type UreqError = ureq::Error;
 /// Opens connections for ureq.
 struct Dialer {
     routes: Arc<Routes>,
-    /// Counts the calls of [`Client::retire`].
-    era: Arc<AtomicU64>,
+    pool: Arc<Pool>,
 }
 
 impl fmt::Debug for Dialer {
@@ -290,7 +298,7 @@ impl Connector for Dialer {
             origin: format!("http://{host}"),
             authorization: proxy.authorization(),
         });
-        Ok(Some(Connection::new(stream, route.is_secure(), absolute_form, &call, &self.era)))
+        Ok(Some(Connection::new(stream, route.is_secure(), absolute_form, &call, &self.pool)))
     }
 }
 
@@ -344,9 +352,11 @@ struct Connection<S> {
     begins: bool,
     /// Whether it was used for a request.
     is_used: bool,
-    /// The era in which it was opened, and the present one.
+    /// The era in which it was opened.
     opened_in: u64,
-    era: Arc<AtomicU64>,
+    pool: Arc<Pool>,
+    /// As `pool` counts it.
+    present_use: Use,
 }
 
 impl<S: Wire> Connection<S> {
@@ -355,8 +365,10 @@ impl<S: Wire> Connection<S> {
         is_tls: bool,
         absolute_form: Option<AbsoluteForm>,
         call: &Arc<Call>,
-        era: &Arc<AtomicU64>,
+        pool: &Arc<Pool>,
     ) -> Self {
+        let present_use = Use::Request(call.kind);
+        pool.usage.change(Use::Closed, present_use, Instant::now());
         Connection {
             wire,
             is_tls,
@@ -367,8 +379,30 @@ impl<S: Wire> Connection<S> {
             broken: None,
             begins: true,
             is_used: false,
-            opened_in: era.load(Ordering::Relaxed),
-            era: Arc::clone(era),
+            opened_in: pool.era.load(Ordering::Relaxed),
+            pool: Arc::clone(pool),
+            present_use,
+        }
+    }
+
+    fn change_use(&mut self, to: Use) {
+        let from = std::mem::replace(&mut self.present_use, to);
+        self.pool.usage.change(from, to, Instant::now());
+    }
+
+    /// A connection that works becomes idle after a response, or is used for `next`. Returns whether it
+    /// stays open.
+    fn continue_with(&mut self, next: Option<RequestKind>) -> bool {
+        match (self.present_use, next) {
+            (Use::Idle, Some(kind)) if self.pool.usage.is_surplus(kind, Instant::now()) => false,
+            (Use::Idle, Some(kind)) => {
+                self.change_use(Use::Request(kind));
+                true
+            }
+            _ => {
+                self.change_use(Use::Idle);
+                true
+            }
         }
     }
 
@@ -381,6 +415,12 @@ impl<S: Wire> Connection<S> {
             }
         }
         self.unsent.clear();
+    }
+}
+
+impl<S> Drop for Connection<S> {
+    fn drop(&mut self) {
+        self.pool.usage.change(self.present_use, Use::Closed, Instant::now());
     }
 }
 
@@ -452,12 +492,15 @@ impl<S: Wire> Transport for Connection<S> {
         if let Some(call) = own.upgrade() {
             call.unregister_socket();
         }
-        let other = Call::current().filter(|call| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(call)));
+        let current = Call::current();
+        let next = current.as_ref().map(|call| call.kind);
+        let other = current.filter(|call| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(call)));
         let is_welcome = other.is_none_or(|call| call.reuse);
         self.unsent = Vec::new();
         self.memory.shrink();
-        let is_present = self.opened_in == self.era.load(Ordering::Relaxed);
-        is_welcome && is_present && self.broken.is_none() && self.wire.is_quiet()
+        let is_present = self.opened_in == self.pool.era.load(Ordering::Relaxed);
+        let works = is_welcome && is_present && self.broken.is_none() && self.wire.is_quiet();
+        works && self.continue_with(next)
     }
 
     fn is_tls(&self) -> bool {

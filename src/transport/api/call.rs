@@ -32,7 +32,7 @@ impl Deadline {
 /// A request until its response was read. Dropping it releases the socket from the breaker.
 pub(in crate::transport) struct Call {
     pub(super) breaker: Breaker,
-    kind: RequestKind,
+    pub(super) kind: RequestKind,
     /// Whether kept connections may be used.
     pub(super) reuse: bool,
     /// Bytes of the longest line of the head.
