@@ -14,7 +14,9 @@
 //! Such updates are parked until the API server counts again.
 //!
 //! DIFFERS: objects beyond [`MAX_WATCHES`] are not watched, but read again when they are used and
-//! older than `POLL`: each watch costs a thread and a connection.
+//! older than `POLL`: each watch costs a thread and a connection. Nor is `kube-root-ca.crt`, which nearly
+//! each pod has, so that there would be a watch per namespace. Only the control plane writes it, when its
+//! authorities change, which it does so slowly that `ROOT_POLL` suffices.
 
 mod object;
 pub(super) mod stored_object;
@@ -42,6 +44,10 @@ pub use object::{Key, Kind, Object, Stored, references};
 pub const MAX_WATCHES: usize = 64;
 /// The age at which an object that is not watched is read again.
 const POLL: Duration = Duration::from_secs(60);
+/// The age at which the authorities of the cluster are read again, if their pods are synced.
+const ROOT_POLL: Duration = Duration::from_secs(300);
+/// A read that takes longer does not prevent another one.
+const READ_LIMIT: Duration = Duration::from_secs(15);
 /// How long a pod waits for the first read of an object, or of services.
 ///
 /// DIFFERS: upstream waits one second for an object, which may be too short for the connections of
@@ -123,6 +129,11 @@ pub trait ObjectApi: Send + Sync {
     /// # Errors
     /// When the thread cannot be started.
     fn watch(&self, key: &Key, sink: OnUpdate) -> io::Result<Running>;
+
+    /// Whether the last request of this node to the API server had a response.
+    fn responds(&self) -> bool {
+        true
+    }
 }
 
 /// Receives the pods to sync again.
@@ -186,6 +197,8 @@ struct Entry {
     is_from_store: bool,
     /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
+    /// When a caller began to read the object, while it does.
+    reading: Option<Instant>,
     /// The number of the read or the update of the watch that `known` is from.
     number: u64,
     watch: Watch,
@@ -232,6 +245,7 @@ impl Entry {
             is_unstored: false,
             is_from_store: false,
             read: None,
+            reading: None,
             number: 0,
             watch: Watch::No,
             waiters: None,
@@ -372,8 +386,8 @@ impl Objects {
                 unused.extend(table.release(key));
             }
             if !known {
-                // The pod may be newer than the cached object.
-                for key in &wanted {
+                // The pod may be newer than the cached object, but not than the authorities of the cluster.
+                for key in wanted.iter().filter(|key| !key.is_root_authority()) {
                     table.entry(key).read = None;
                 }
                 if self.shared.offline.get().is_some() {
@@ -384,7 +398,7 @@ impl Objects {
                 table.pods.entry(pod.uid().clone()).or_default().keys.clone_from(&wanted);
             }
             if self.shared.strategy == Strategy::Watch {
-                for key in wanted {
+                for key in wanted.into_iter().filter(|key| !key.is_root_authority()) {
                     if let Some(id) = table.claim_watch(&key) {
                         starts.push((key, id));
                     }
@@ -591,10 +605,12 @@ impl Shared {
 
     fn step(&self, key: &Key) -> Step {
         let age = match self.strategy {
+            Strategy::Get => Duration::ZERO,
+            Strategy::Watch | Strategy::Cache if key.is_root_authority() => ROOT_POLL,
             Strategy::Watch => POLL,
             Strategy::Cache => (self.time_to_live)().unwrap_or(POLL),
-            Strategy::Get => Duration::ZERO,
         };
+        let responds = self.api.responds();
         let mut table = self.table();
         if table.closed {
             return Step::Done(Err(ObjectError::Stopping));
@@ -611,11 +627,19 @@ impl Shared {
                     && matches!(&entry.known, KnownObject::Present(object) if object.immutable);
                 // A request would wait for a server that does not count.
                 let is_last = !self.server_counts() && !matches!(entry.known, KnownObject::Unread);
-                immutable || is_last || entry.read.is_some_and(|read| read.elapsed() < age)
+                // A missing object is read at each use (Go: `data.err` of cache_based_manager.go). DIFFERS:
+                // a request to a server that does not respond would delay restarts of containers.
+                let is_usable = matches!(entry.known, KnownObject::Present(_))
+                    && entry.read.is_some_and(|read| !responds || read.elapsed() < age);
+                immutable || is_last || is_usable
             }
             Watch::Starting | Watch::On(_) | Watch::Over => true,
         };
-        if !fresh {
+        // All pods of a namespace need the authorities of the cluster at a start of the agent.
+        let is_read_for_all = key.is_root_authority()
+            && matches!(entry.known, KnownObject::Unread)
+            && entry.reading.is_some_and(|begun| begun.elapsed() < READ_LIMIT);
+        if !fresh && !is_read_for_all {
             return Step::Read(entry.id);
         }
         match entry.cached_result(key) {
@@ -633,10 +657,18 @@ impl Shared {
     /// Reads an object that is not watched. If that fails, the cached object is used, and also if a read
     /// that began later, or a watch, has a newer one already.
     fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
-        let number = self.table().next_number();
+        let number = {
+            let mut table = self.table();
+            if let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) {
+                entry.reading = Some(Instant::now());
+            }
+            table.next_number()
+        };
         let result = self.api.read(key).map(Arc::new);
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return result };
+        // Callers that wait for this read continue when the table is unlocked.
+        (entry.reading, entry.waiters) = (None, None);
         if number < entry.number {
             return entry.cached_result(key).unwrap_or(result);
         }

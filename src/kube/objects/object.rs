@@ -44,6 +44,12 @@ impl Key {
     pub fn new(kind: Kind, namespace: &str, name: &str) -> Key {
         Key { kind, namespace: namespace.to_owned(), name: name.to_owned() }
     }
+
+    /// Whether it is the ConfigMap with the authorities of the cluster that the control plane publishes in
+    /// each namespace (Go: pkg/controller/certificates/rootcacertpublisher).
+    pub(super) fn is_root_authority(&self) -> bool {
+        self.kind == Kind::ConfigMap && self.name == "kube-root-ca.crt"
+    }
 }
 
 /// The content of an object. Only the names of its keys can be printed.

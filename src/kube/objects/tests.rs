@@ -1,6 +1,6 @@
 use super::*;
 use serde_json::json;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::offline::Phase;
 use crate::offline::test_store::TestStore;
@@ -14,6 +14,8 @@ struct Server {
     reads: AtomicUsize,
     running: Arc<AtomicUsize>,
     no_threads: bool,
+    /// It does not respond to other requests of the node.
+    is_silent: AtomicBool,
 }
 
 impl ObjectApi for Server {
@@ -33,6 +35,10 @@ impl ObjectApi for Server {
             let _ = stop.wait(Duration::from_secs(60));
             running.fetch_sub(1, Ordering::SeqCst);
         })
+    }
+
+    fn responds(&self) -> bool {
+        !self.is_silent.load(Ordering::SeqCst)
     }
 }
 
@@ -200,13 +206,67 @@ fn a_new_pod_reads_the_current_object() {
     let server = Arc::new(Server::default());
     let (objects, _changed_pods) = cache(Strategy::Cache, &server);
     objects.register(&pod("1", &["a"]));
-    assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
     server.set(&key("a"), Ok(object(1)));
-    assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
-    objects.register(&pod("1", &["a"]));
-    assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
-    objects.register(&pod("2", &["a"]));
     assert_eq!(get(&objects, "a"), Ok("1".into()));
+    server.set(&key("a"), Ok(object(2)));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    objects.register(&pod("1", &["a"]));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    objects.register(&pod("2", &["a"]));
+    assert_eq!(get(&objects, "a"), Ok("2".into()));
+}
+
+/// The pod that waits for it had to wait until its absence was old.
+#[test]
+fn missing_object_without_a_watch_is_read_at_each_use() {
+    for (strategy, no_threads) in [(Strategy::Cache, false), (Strategy::Watch, true)] {
+        let server = Arc::new(Server { no_threads, ..Server::default() });
+        let (objects, _changed_pods) = cache(strategy, &server);
+        objects.register(&pod("1", &["a"]));
+        for _ in 0..2 {
+            assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
+        }
+        server.set(&key("a"), Ok(object(1)));
+        for _ in 0..2 {
+            assert_eq!(get(&objects, "a"), Ok("1".into()));
+        }
+        assert_eq!(server.reads(), 3, "{strategy:?}");
+    }
+}
+
+#[test]
+fn authorities_of_the_cluster_are_read_without_a_watch() {
+    let root = "kube-root-ca.crt";
+    for (strategy, reads) in [(Strategy::Watch, 1), (Strategy::Cache, 1), (Strategy::Get, 2)] {
+        let server = Arc::new(Server::default());
+        let api: Arc<dyn ObjectApi> = Arc::<Server>::clone(&server);
+        // Other objects are read each time.
+        let ttl: TimeToLive = Box::new(|| Some(Duration::ZERO));
+        let objects = Objects::new(strategy, api, ttl, Box::new(|_| {}));
+        server.set(&key(root), Ok(object(1)));
+        objects.register(&pod("1", &[root]));
+        for _ in 0..2 {
+            assert_eq!(get(&objects, root), Ok("1".into()));
+        }
+        assert_eq!((server.reads(), server.running.load(Ordering::SeqCst)), (reads, 0), "{strategy:?}");
+    }
+    assert!(!Key::new(Kind::Secret, "n", root).is_root_authority());
+}
+
+#[test]
+fn read_object_is_used_without_a_request_while_the_server_is_silent() {
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Get, &server);
+    server.set(&key("a"), Ok(object(1)));
+    objects.register(&pod("1", &["a", "b"]));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    server.is_silent.store(true, Ordering::SeqCst);
+    server.set(&key("a"), Ok(object(2)));
+    assert_eq!((get(&objects, "a"), server.reads()), (Ok("1".into()), 1));
+    // What was never read has to be requested, and a new pod may need a newer version.
+    assert!(get(&objects, "b").is_err());
+    objects.register(&pod("2", &["a"]));
+    assert_eq!((get(&objects, "a"), server.reads()), (Ok("2".into()), 3));
 }
 
 #[test]
@@ -301,6 +361,35 @@ fn late_response_does_not_replace_a_newer_object() {
     send.send(()).unwrap();
     assert_eq!(first.result(), Ok("2".into()));
     assert_eq!((get(&objects, "a"), server.reads.load(Ordering::SeqCst)), (Ok("2".into()), 2));
+}
+
+#[test]
+fn pods_share_the_first_read_of_the_authorities_of_the_cluster() {
+    let root = "kube-root-ca.crt";
+    let (send, arrive) = bounded(1);
+    let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
+    let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
+    let objects = Objects::new(Strategy::Watch, api, Box::new(|| None), Box::new(|_| {}));
+    for uid in ["1", "2"] {
+        objects.register(&pod(uid, &[root]));
+    }
+    let start = || {
+        let objects = objects.clone();
+        crate::util::testing::in_background(move || {
+            let found = objects.get(&key(root), Duration::from_secs(60), &StopToken::never());
+            found.map(|object| object.resource_version.clone())
+        })
+    };
+    let first = start();
+    while server.reads.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(matches!(objects.shared.step(&key(root)), Step::Wait(_)));
+    let second = start();
+    send.send(()).unwrap();
+    assert_eq!((first.result(), second.result()), (Ok("1".into()), Ok("1".into())));
+    objects.register(&pod("3", &[root]));
+    assert_eq!((get(&objects, root), server.reads.load(Ordering::SeqCst)), (Ok("1".into()), 1));
 }
 
 fn stored_cache(strategy: Strategy, server: &Arc<Server>, store: &TestStore) -> (Objects, Receiver<PodUid>) {
