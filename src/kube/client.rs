@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,8 @@ struct Shared {
     breaker: Breaker,
     /// The reason why the last request had no response; `None` if it had one.
     last_failure: Mutex<Option<String>>,
+    /// Whether the last request had a response.
+    responds: AtomicBool,
     returns: Returns,
 }
 
@@ -203,9 +206,10 @@ impl Client {
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
         let last_failure = Mutex::default();
         let returns = Returns::new(Instant::now());
+        let responds = AtomicBool::new(false);
         let shared =
-            Arc::new(Shared { session, user_agent, breaker: breaker.clone(), last_failure, returns });
-        Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
+            Shared { session, user_agent, breaker: breaker.clone(), last_failure, responds, returns };
+        Ok(Client { shared: Arc::new(shared), bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
     /// A client with the same credentials and connections, and its own rate and time limit; see
@@ -438,6 +442,11 @@ impl Client {
     /// Why the last request of any clone had no response; `None` if it had one.
     pub fn last_failure(&self) -> Option<String> {
         self.shared.last_failure.locked().clone()
+    }
+
+    /// Whether the last request of any clone had a response, of any status; `false` before the first one.
+    pub(super) fn responds(&self) -> bool {
+        self.shared.responds.load(Ordering::Relaxed)
     }
 
     /// The returns of the API server, as the requests of all clones show them.
@@ -676,6 +685,7 @@ impl Client {
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
             let last_failure = outcome.as_ref().err().map(ToString::to_string);
             *self.shared.last_failure.locked() = last_failure;
+            self.shared.responds.store(outcome.is_ok(), Ordering::Relaxed);
             let status = outcome.as_ref().ok().map(|response| response.status);
             self.shared.returns.record(Reply::for_status(status), Instant::now());
         }

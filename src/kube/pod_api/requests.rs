@@ -32,8 +32,9 @@ use crate::util::threads::{Died, OnDeath, Running};
 
 /// Time limit of a request; stopping a pod waits for its worker, and the worker for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The API server checks a token request against its own cache, which may lack a pod that this node
-/// has received already, but only for a moment. After this pause the request is repeated.
+/// The API server checks a request for a token or for an object of a pod against its own cache, which may
+/// lack a pod that this node has received already, but only for a moment. After this pause the request is
+/// repeated.
 const LAGS: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
@@ -100,10 +101,23 @@ impl ObjectApi for Requests {
             Kind::ConfigMap => Target::config_map(&key.namespace, &key.name),
             Kind::Secret => Target::secret(&key.namespace, &key.name),
         };
-        match self.client.get::<Stored>(&target) {
-            Ok(stored) => Ok(stored.into_object(key.kind)),
-            Err(error) => Err(object_error(key, &error)),
+        let mut waits = LAGS.iter();
+        loop {
+            let error = match self.client.get::<Stored>(&target) {
+                Ok(stored) => return Ok(stored.into_object(key.kind)),
+                Err(error) => error,
+            };
+            // The server may not know yet that a pod of this node names the object. DIFFERS: the Go kubelet
+            // leaves this to the volume's back-off.
+            match waits.next().filter(|_| error.is_forbidden()) {
+                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
+                _ => return Err(object_error(key, &error)),
+            }
         }
+    }
+
+    fn responds(&self) -> bool {
+        self.client.responds()
     }
 
     fn watch(&self, key: &Key, mut sink: OnUpdate) -> io::Result<Running> {
