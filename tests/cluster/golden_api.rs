@@ -29,6 +29,7 @@ const KINDS: &[(&str, &str)] = &[
     ("watch csidrivers", "as above"),
     ("watch runtimeclasses", "a class is read when a pod names it"),
     ("watch podcertificaterequests", "a request is read when its pod is synced, and none has such a volume"),
+    ("get configmaps", "the authorities of the cluster are read without a watch"),
     ("list configmaps", "a watch that came before the API server knew whose the pod is"),
     ("list secrets", "as above"),
     ("deletecollection resourceslices", "no dynamic resources, hence nothing left of them"),

@@ -9,6 +9,7 @@ mod support;
 mod agent;
 mod attacks;
 mod authorities;
+mod connections;
 mod containers;
 mod cri;
 mod damaged_state;

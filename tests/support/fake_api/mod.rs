@@ -248,6 +248,12 @@ impl FakeApi {
         self.shared.lock().store.all(&ResourcePath::parse(path).unwrap())
     }
 
+    /// How many connections are open.
+    pub(crate) fn connections(&self) -> usize {
+        let threads = self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().filter(|thread| !thread.is_finished()).count()
+    }
+
     /// How many requests came so far.
     pub(crate) fn requests(&self) -> usize {
         self.shared.lock().received.len()
