@@ -6,16 +6,18 @@ use std::path::Path;
 use crate::cli::join_options::{JoinMethod, JoinOptions, TokenSource};
 use crate::util::untrusted;
 
-use super::bundle;
+use super::bundle::JoinBundle;
 use super::plane::{self, AuthorityPin, BootstrapToken, Cluster, Credentials, Trust};
 use super::refusal::{Reason, Refusal};
 
 /// The largest token; one of k0s has the authority of the cluster and a key.
 const MAX_TOKEN_BYTES: u64 = 256 * 1024;
 
-/// Finds the cluster. `input`: standard input, from which at most one token is read.
+/// Finds the cluster. `bundle`: the content of the file of `--from-bundle`, which is read once: the cluster
+/// must be of the same text as the options. `input`: standard input, from which at most one token is read.
 pub(super) fn discover(
     options: &JoinOptions,
+    bundle: Option<&JoinBundle>,
     input: &mut dyn Read,
 ) -> Result<(Cluster, Credentials), Refusal> {
     match &options.method {
@@ -52,12 +54,16 @@ pub(super) fn discover(
             let text = if file == Path::new("-") { from_input(input)? } else { from_file(file)? };
             Ok(plane::by_k0s_token(&text)?)
         }
-        JoinMethod::Bundle(file) => bundle::read(file)?.cluster(file),
+        JoinMethod::Bundle(file) => match bundle {
+            Some(bundle) => bundle.cluster(file),
+            None => Err(without_credentials(&file.display().to_string())),
+        },
     }
 }
 
-/// The server that a file of the command names, if it can be read. Nothing is sent.
-pub(super) fn named_server(method: &JoinMethod) -> Option<String> {
+/// The server that a file of the command names, if it can be read. `bundle`: as for [`discover`]. Nothing is
+/// sent.
+pub(super) fn named_server(method: &JoinMethod, bundle: Option<&JoinBundle>) -> Option<String> {
     match method {
         JoinMethod::DiscoveryFile(file) | JoinMethod::BootstrapKubeconfig(file) => {
             plane::server_of_file(file).ok()
@@ -67,7 +73,7 @@ pub(super) fn named_server(method: &JoinMethod) -> Option<String> {
             Some(cluster.server)
         }
         JoinMethod::Bundle(file) => {
-            let (cluster, _) = bundle::read(file).ok()?.cluster(file).ok()?;
+            let (cluster, _) = bundle?.cluster(file).ok()?;
             Some(cluster.server)
         }
         JoinMethod::K0sToken(_) | JoinMethod::Token { .. } => None,
@@ -131,7 +137,35 @@ fn text_of(place: &str, bytes: Vec<u8>) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bundle;
     use super::*;
+    use crate::transport::testing::AUTHORITY;
+
+    #[test]
+    fn file_that_is_replaced_while_the_command_runs_does_not_change_the_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("join.json");
+        let options = JoinOptions {
+            method: JoinMethod::Bundle(file.clone()),
+            no_start: true,
+            ..JoinOptions::default()
+        };
+        let write = |host: &str| {
+            let cluster = Cluster { server: format!("https://{host}:6443"), authority: AUTHORITY.to_owned() };
+            let credentials = Credentials::Token(format!("{host}.token"));
+            JoinBundle::new(&cluster, &credentials, &options, None, true).write(&file).unwrap();
+        };
+        write("first");
+        let bundle = bundle::read(&file).unwrap();
+        for replace in [&(|| write("second")) as &dyn Fn(), &|| std::fs::remove_file(&file).unwrap()] {
+            replace();
+            let (cluster, credentials) = discover(&options, Some(&bundle), &mut std::io::empty()).unwrap();
+            assert_eq!(cluster.server, "https://first:6443");
+            assert_eq!(credentials, Credentials::Token("first.token".to_owned()));
+            let named = named_server(&options.method, Some(&bundle));
+            assert_eq!(named.as_deref(), Some("https://first:6443"));
+        }
+    }
 
     #[test]
     fn token_comes_from_the_command_line_a_file_or_standard_input() {
@@ -148,9 +182,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "clusters: [{name: '', cluster: {server: 'https://a'}}]\n").unwrap();
         let method = JoinMethod::BootstrapKubeconfig(file.path().to_owned());
-        assert_eq!(named_server(&method).as_deref(), Some("https://a:443"));
-        assert_eq!(named_server(&JoinMethod::DiscoveryFile("/no/such/file".into())), None);
-        assert_eq!(named_server(&JoinMethod::Token { address: "a:1".into() }), None);
+        assert_eq!(named_server(&method, None).as_deref(), Some("https://a:443"));
+        assert_eq!(named_server(&JoinMethod::DiscoveryFile("/no/such/file".into()), None), None);
+        assert_eq!(named_server(&JoinMethod::Token { address: "a:1".into() }, None), None);
     }
 
     #[test]

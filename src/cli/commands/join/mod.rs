@@ -175,7 +175,9 @@ impl Attempt<'_, '_> {
         let mut has_unit = uses_systemd;
         match course {
             Course::Continue => {
-                if let (Some(record), Some(server)) = (&record, discovery::named_server(&options.method)) {
+                if let (Some(record), Some(server)) =
+                    (&record, discovery::named_server(&options.method, self.bundle))
+                {
                     step("preflight", preflight::check_server(record, &server))?;
                 }
                 self.progress("files: the agent has its certificate already");
@@ -254,7 +256,7 @@ impl Attempt<'_, '_> {
     fn find(&mut self, node: &str) -> Result<Found, Refusal> {
         let (options, paths) = (self.options, self.paths);
         self.progress("discovery: reading the address and the authority of the cluster");
-        let discovered = discovery::discover(options, &mut std::io::stdin().lock());
+        let discovered = discovery::discover(options, self.bundle, &mut std::io::stdin().lock());
         let (cluster, credentials) = step("discovery", discovered)?;
         let version = step("discovery", plane::server_version(&cluster, &credentials))?;
         self.progress(format!("discovery: {} runs Kubernetes {version}", cluster.server));

@@ -31,7 +31,7 @@ pub(super) fn run(
     input: &mut dyn Read,
 ) -> Result<(), Refusal> {
     progress(console, "discovery: reading the address and the authority of the cluster");
-    let (cluster, credentials) = step("discovery", discovery::discover(options, input))?;
+    let (cluster, credentials) = step("discovery", discovery::discover(options, None, input))?;
     // With the credentials: the API server refuses those that have expired.
     let version = step("discovery", plane::server_version(&cluster, &credentials))?;
     progress(console, format!("discovery: {} runs Kubernetes {version}", cluster.server));
