@@ -22,7 +22,7 @@ mod wait;
 mod write_bundle;
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cli::exit::Exit;
@@ -118,6 +118,21 @@ fn uses_systemd(options: &JoinOptions) -> bool {
 fn own_agents(paths: &Paths, uses_systemd: bool) -> Vec<u32> {
     let of_unit = if uses_systemd { service::main_process() } else { None };
     root_dir_owner(&paths.root_dir).into_iter().chain(of_unit).collect()
+}
+
+/// How the unit is put back after a start that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reversion {
+    stops: bool,
+    disables: bool,
+}
+
+/// Puts the unit back if its drop-in, or the record by which `leave` disables it, is removed: a unit that was
+/// not started with the machine would start an agent without a cluster. `created`: the files that are removed.
+/// `was_active`: whether the unit ran before; a start that took too long may still be queued.
+fn reversion(record: &Record, created: &[PathBuf], paths: &Paths, was_active: bool) -> Reversion {
+    let is_reverted = [paths.drop_in(), paths.record()].iter().any(|path| created.contains(path));
+    Reversion { stops: is_reverted && !was_active, disables: is_reverted && record.enabled }
 }
 
 /// One call of the command.
@@ -227,13 +242,20 @@ impl Attempt<'_, '_> {
                     self.show_command(&plan);
                     return Ok(());
                 }
+                let was_active = service::is_active();
                 self.progress("start: starting coracle.service with the flags of the cluster");
                 if let Err(refusal) = step("start", service::start()) {
-                    files::undo(&files::created(&plan, paths));
-                    // Best effort: the first error is reported. Without a record, leave does not disable it.
-                    if record.is_none() && plan.record.enabled {
+                    let created = files::created(&plan, paths);
+                    let reversion = reversion(&plan.record, &created, paths, was_active);
+                    // Best effort: the first error is reported. The files go last: without the drop-in, the unit
+                    // starts an agent without a cluster.
+                    if reversion.stops {
+                        let _ = service::stop();
+                    }
+                    if reversion.disables {
                         let _ = service::disable();
                     }
+                    files::undo(&created);
                     let _ = service::reload();
                     return Err(refusal);
                 }
@@ -526,6 +548,27 @@ mod tests {
         assert!(files[4].content.contains("--hostname-override=n"));
         let without = planned(&found, &JoinOptions::default(), &paths, ("n", "n"), false);
         assert_eq!(without.len(), 5);
+    }
+
+    #[test]
+    fn unit_is_as_before_a_start_that_failed() {
+        let paths =
+            Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: service::UNITS.into() };
+        let (all, others) = (vec![paths.record(), paths.config(), paths.drop_in()], vec![paths.config()]);
+        let unit = |enabled, created: &[PathBuf], was_active| {
+            let record = Record { enabled, ..Record::default() };
+            let Reversion { stops, disables } = reversion(&record, created, &paths, was_active);
+            (stops, disables)
+        };
+        // Disabled and stopped before.
+        assert_eq!(unit(true, &all, false), (true, true));
+        // A standalone agent.
+        assert_eq!(unit(false, &all, true), (false, false));
+        assert_eq!(unit(false, &all, false), (true, false));
+        assert_eq!(unit(true, &all, true), (false, true));
+        // An earlier join was killed before the drop-in, or had it already.
+        assert_eq!(unit(true, &all[2..], false), (true, true));
+        assert_eq!(unit(true, &others, false), (false, false));
     }
 
     #[test]
