@@ -206,6 +206,13 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
     let mut write = shared_options;
     write.extend(["--write-bundle", &file]);
     expect(crate::support::launch::binary(), &write, 0);
+    // A join that cannot begin leaves no agent that would start with the machine.
+    let original = fs::read_to_string(&file).expect("the file of the command");
+    fs::write(&file, original.replace("\"version\": 1", "\"version\": 9")).expect("a file of another form");
+    let failed = expect(&install, &[], 1);
+    assert!(failed.contains("coracle join ended with exit code 20"), "{failed}");
+    assert_eq!(states(), ["inactive", "disabled"]);
+    fs::write(&file, original).expect("the file of the command");
     let installed = expect(&install, &[], 0);
     assert!(installed.contains("and is Ready"), "{installed}");
     assert!(!Path::new(&file).exists(), "the token does not stay");
@@ -213,10 +220,10 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("the name of the machine");
     let host = host.trim().to_lowercase();
     assert_ready(plane, &host);
-    // The installation had enabled it.
+    // Before it had the flags of the node, nothing had enabled it.
     let left = expect(COMMAND, &["leave"], 0);
-    assert!(left.contains("left: coracle.service, which was enabled before coracle join"), "{left}");
-    assert_eq!(states(), ["inactive", "enabled"]);
+    assert!(left.contains("stop: disabling coracle.service, which coracle join has enabled"), "{left}");
+    assert_eq!(states(), ["inactive", "disabled"]);
     // The program in the system removes what no bundle is needed for.
     expect("/usr/local/sbin/coracle-install", &["--uninstall"], 0);
     assert_nothing_left(&before);
