@@ -19,6 +19,11 @@ pub(super) const PAGES: &[(&str, &str)] = &[
     ("/offline", "Offline"),
 ];
 
+/// How the pages name the node; the title of the page about it.
+pub(super) fn node_title(node: &str) -> String {
+    format!("Node {node}")
+}
+
 /// A part of a page.
 #[derive(Debug, Default)]
 pub(super) struct Html(String);
@@ -143,16 +148,21 @@ impl Html {
         if rows > 0 { self.paragraph(&format!("... and {rows} more")) } else { self }
     }
 
-    /// Puts this content into a page. `current`: its path in the navigation; empty for a page that does
-    /// not lead to others. `renews`: whether the page loads its content again.
-    pub(super) fn into_page(self, title: &str, current: &str, renews: bool) -> Vec<u8> {
+    /// Puts this content into a page. `node`: the name of the node; empty if it is not known, or not for this
+    /// client. `current`: its path in the navigation; empty for a page that does not lead to others. `renews`:
+    /// whether the page loads its content again.
+    pub(super) fn into_page(self, title: &str, node: &str, current: &str, renews: bool) -> Vec<u8> {
         let mut page = Html::default();
         page.raw(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
              <meta name=\"color-scheme\" content=\"light dark\"><title>",
         );
-        page.text(title).raw(
+        page.text(title);
+        if !node.is_empty() && title != node_title(node) {
+            page.raw(" - ").text(node);
+        }
+        page.raw(
             " - coracle</title><link rel=\"stylesheet\" href=\"/style.css\">\
              <script src=\"/ui.js\" defer></script>",
         );
@@ -160,6 +170,12 @@ impl Html {
             page.raw("<noscript><meta http-equiv=\"refresh\" content=\"10\"></noscript>");
         }
         page.raw("</head>\n<body><a class=\"skip\" href=\"#main\">Skip to the content</a>\n<header>");
+        // The script sets its text when it loads the content again.
+        page.raw("<p id=\"node\">");
+        if !node.is_empty() {
+            page.text(&node_title(node));
+        }
+        page.raw("</p>");
         if !current.is_empty() {
             page.raw("<nav aria-label=\"Pages\">");
             for (path, name) in PAGES {
@@ -193,11 +209,27 @@ mod tests {
         html.text(SCRIPT).lines(SCRIPT).title(SCRIPT).paragraph(SCRIPT).link(SCRIPT, SCRIPT);
         let rows = [vec![Cell::from(SCRIPT), Cell::colored(SCRIPT, Some(Color::Red))]];
         html.linked_table(&["A", "B"], &rows, 0, &|_| Some(SCRIPT.to_owned()));
-        let page = String::from_utf8(html.into_page(SCRIPT, "/", true)).unwrap();
+        let page = String::from_utf8(html.into_page(SCRIPT, SCRIPT, "/", true)).unwrap();
         assert!(!page.contains("<script>") && !page.contains("'>") && !page.contains('\u{202e}'), "{page}");
-        assert_eq!(page.matches("&#34;&#39;&gt;&lt;script&gt;alert(1)&lt;/script&gt;&amp;").count(), 10);
+        assert_eq!(page.matches("&#34;&#39;&gt;&lt;script&gt;alert(1)&lt;/script&gt;&amp;").count(), 12);
         // The only script is that of the page.
         assert_eq!(page.matches("<script").count(), 1);
+    }
+
+    #[test]
+    fn title_and_header_name_the_node_once() {
+        let page = |title: &str, node: &str| {
+            String::from_utf8(Html::default().into_page(title, node, "/", true)).unwrap()
+        };
+        for (title, node, in_title, in_header) in [
+            ("Events", "n1", "Events - n1 - coracle", "Node n1"),
+            ("Node n1", "n1", "Node n1 - coracle", "Node n1"),
+            ("No access", "", "No access - coracle", ""),
+        ] {
+            let page = page(title, node);
+            assert!(page.contains(&format!("<title>{in_title}</title>")), "{page}");
+            assert!(page.contains(&format!("<header><p id=\"node\">{in_header}</p>")), "{page}");
+        }
     }
 
     #[test]

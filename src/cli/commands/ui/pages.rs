@@ -22,7 +22,7 @@ use super::super::error::CommandError;
 use super::super::pod_status::{PodSummary, summary};
 use super::super::{age, describe, devices, events, images, offline, pods, status, volumes};
 use super::curves::Samples;
-use super::html::Html;
+use super::html::{Html, node_title};
 
 /// The lines and the bytes of a log on its page; the stream has more.
 const LOG_LINES: u32 = 500;
@@ -34,6 +34,8 @@ const MOST_EVENTS: usize = 500;
 #[derive(Debug)]
 pub(super) struct Content {
     pub title: String,
+    /// The name of the node, if the document of the page has it.
+    pub node: Option<String>,
     pub html: Html,
 }
 
@@ -42,7 +44,7 @@ impl Content {
         let title = title.into();
         let mut html = Html::default();
         html.title(&title);
-        Content { title, html }
+        Content { title, node: None, html }
     }
 }
 
@@ -74,6 +76,12 @@ fn printed(
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
+/// The name of the node; `None` if the agent does not respond.
+pub(super) fn node_name(client: &Client) -> Option<String> {
+    let report: NodeReport = client.get("/v1/status").ok()?;
+    Some(report.node)
+}
+
 /// Problems, curves, pods, and the state of the node.
 pub(super) fn overview(
     client: &Client,
@@ -97,7 +105,8 @@ fn node(
     samples: &Samples,
     now: Timestamp,
 ) -> Result<Content, CommandError> {
-    let mut content = Content::new(format!("Node {}", report.node));
+    let mut content = Content::new(node_title(&report.node));
+    content.node = Some(report.node.clone());
     let html = &mut content.html;
     let problems = status::problems(report, now);
     let mut lines: Vec<(PodSummary, &PodView)> = pods.iter().map(|view| (summary(view), view)).collect();

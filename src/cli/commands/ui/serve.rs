@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::cli::exit::Exit;
 use crate::server::{Connection, Pace, Ready, Socket};
 use crate::transport::http1::request::head_length;
 use crate::transport::http1::{Form, RequestError, RequestHead, ResponseWriter};
 use crate::transport::tls::Acceptor;
+use crate::util::clip;
+use crate::util::lock::LockExt as _;
 use crate::util::permits::Permits;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -46,6 +49,8 @@ const PAGE_LIMIT: (Duration, u32) = (Duration::from_secs(10), 4 * 1024);
 const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// The time in which the thread of a connection ends whose socket is shut down.
 const EVICTION_LIMIT: Duration = Duration::from_secs(1);
+/// The longest name of a node that is shown (RFC 1123 subdomain).
+const NAME_BYTES: usize = 253;
 /// The size of a read of a log.
 const CHUNK: usize = 32 * 1024;
 /// The path of the log that the script follows.
@@ -84,6 +89,8 @@ pub(super) struct Server {
     gate: Gate,
     tls: Option<Acceptor>,
     samples: Mutex<Samples>,
+    /// The name of the node that was read last; empty before.
+    node: Mutex<String>,
     followed: Permits,
     /// Readable as soon as the server ends.
     shutdown: Arc<UnixStream>,
@@ -122,12 +129,11 @@ impl Reply {
             }
             Refusal::Host | Refusal::CrossSite | Refusal::WrongToken => {}
         }
-        Reply::new(refusal.status(), HTML, html.into_page("No access", "", false))
+        Reply::new(refusal.status(), HTML, html.into_page("No access", "", "", false))
     }
 
-    fn page(status: u16, content: Content, current: &str, renews: bool) -> Reply {
-        let Content { title, html } = content;
-        Reply::new(status, HTML, html.into_page(&title, current, renews))
+    fn page(status: u16, content: Content, node: &str, current: &str, renews: bool) -> Reply {
+        Reply::new(status, HTML, content.html.into_page(&content.title, node, current, renews))
     }
 
     fn to_bytes(&self, is_head: bool) -> Vec<u8> {
@@ -168,6 +174,7 @@ impl Server {
             gate,
             tls,
             samples: Mutex::default(),
+            node: Mutex::default(),
             followed: Permits::new(MOST_FOLLOWED, "a log"),
             shutdown: Arc::new(shutdown),
         }
@@ -251,14 +258,31 @@ impl Server {
             }
         };
         let current = if path.starts_with("/pod") || path.starts_with("/logs") { "/" } else { path };
+        let node = self.node_name(&content);
         Action::Whole(match content {
             // The script follows the log instead.
-            Ok(content) => Reply::page(200, content, current, path != "/logs"),
+            Ok(content) => Reply::page(200, content, &node, current, path != "/logs"),
             Err(error) => {
                 let (status, content) = pages::failure(&error);
-                Reply::page(status, content, if status == 404 { "/" } else { current }, status != 404)
+                Reply::page(status, content, &node, if status == 404 { "/" } else { current }, status != 404)
             }
         })
+    }
+
+    /// The name of the node on a page: that of its document, else that of the agent, else the last one that was
+    /// read.
+    fn node_name(&self, content: &Result<Content, CommandError>) -> String {
+        let current = match content {
+            Ok(Content { node: Some(node), .. }) => Some(node.clone()),
+            // An agent that is away would not respond this time either.
+            Err(error) if error.exit() != Exit::NotFound => None,
+            Ok(_) | Err(_) => pages::node_name(&self.client),
+        };
+        let mut last = self.node.locked();
+        if let Some(current) = current {
+            *last = clip::line(&current, NAME_BYTES);
+        }
+        last.clone()
     }
 
     /// Serves the one request of a connection.

@@ -166,6 +166,35 @@ fn each_page_shows_what_the_agent_has() {
 }
 
 #[test]
+fn each_page_names_its_node_and_one_without_access_does_not() {
+    let mut site = Site::start(|_| {});
+    let cookie = site.cookie();
+    let session = ("Cookie", cookie.as_str());
+    let named = |target: &str, fields: &[(&str, &str)]| {
+        let (_, text) = site.request("GET", target, fields);
+        let title = text.split("</title>").next().is_some_and(|head| head.contains("node1 - coracle"));
+        (title, text.contains("<header><p id=\"node\">Node node1</p>"))
+    };
+    for target in [
+        "/nothing",
+        "/events",
+        "/storage",
+        "/images",
+        "/offline",
+        "/pod?uid=uid1",
+        "/logs?uid=uid1&container=a",
+        "/pod?uid=uid9",
+        "/",
+    ] {
+        assert_eq!(named(target, &[session]), (true, true), "{target}");
+    }
+    assert_eq!(named("/events", &[]), (false, false));
+    site.agent.stop();
+    let (status, text) = site.request("GET", "/events", &[session]);
+    assert!(status == 503 && text.contains("Node node1</p>"), "{text}");
+}
+
+#[test]
 fn long_log_shows_its_end_from_the_start_of_a_line() {
     let site = Site::start(|node| {
         node.read_log = Box::new(|_, options, out, _| {

@@ -37,6 +37,8 @@
         if (same) same.focus({ preventScroll: true });
       }
       document.title = page.title;
+      const node = page.getElementById("node");
+      if (node) document.getElementById("node").textContent = node.textContent;
       document.body.classList.remove("old");
       show("Updated at " + new Date().toLocaleTimeString(), true);
       // A page about an agent that was away may have become that of a log.
