@@ -84,8 +84,9 @@ impl JoinError {
                  certificates of the control plane have expired: `kubeadm certs check-expiration`."
             }
             JoinError::UnknownToken { .. } => {
-                "The token is mistyped or has expired (after 24 hours by \
-                 default): `kubeadm token create --print-join-command` on the control plane makes a new one."
+                "The token is mistyped, has expired (after 24 hours by \
+                 default), or its Secret has no usage-bootstrap-signing: \
+                 `kubeadm token create --print-join-command` on the control plane makes a new one."
             }
             JoinError::Signature { .. } => {
                 "The part of the token after the point is mistyped, or another \
@@ -100,8 +101,9 @@ impl JoinError {
                  with different data respond at this address, or another machine does."
             }
             JoinError::Denied { status: 401, .. } => {
-                "The credentials are wrong or have expired, or the API \
-                 server accepts no anonymous requests: then use --discovery-file with credentials."
+                "The credentials are wrong or have expired, the Secret of \
+                 the token has no usage-bootstrap-authentication, or the API server accepts no anonymous \
+                 requests: then use --discovery-file with credentials."
             }
             JoinError::Denied { .. } => {
                 "The control plane must permit this to the token's group; on clusters \
