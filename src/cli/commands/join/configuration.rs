@@ -61,6 +61,42 @@ fn usual(client_ca: &Path, manifests: &Path) -> Value {
     })
 }
 
+/// Fields that a configuration of a cluster may lack, or have as an empty text.
+const DEFAULTED: [&str; 6] = [
+    "authentication.anonymous.enabled",
+    "authentication.webhook.enabled",
+    "authentication.x509.clientCAFile",
+    "authorization.mode",
+    "clusterDomain",
+    "staticPodPath",
+];
+
+fn is_unset(config: &Value, path: &str) -> bool {
+    get(config, path).is_none_or(|value| value.is_null() || value.as_str() == Some(""))
+}
+
+/// Completes the configuration of a cluster as kubeadm does it on each node: the ConfigMap may have only some
+/// fields (Go: componentconfigs/kubelet.go `Default`). `usual`: the values.
+///
+/// DIFFERS: kubeadm computes `clusterDomain` and `clusterDNS` from its ConfigMap kubeadm-config. Here the domain
+/// is the default, and the caller warns of absent servers.
+fn complete(cluster: &mut Value, usual: &Value) {
+    for path in DEFAULTED {
+        if is_unset(cluster, path)
+            && let Some(value) = get(usual, path)
+        {
+            set(cluster, path, value.clone());
+        }
+    }
+    // The runtimes of such a cluster have it, unless they report another one.
+    if is_unset(cluster, "cgroupDriver") {
+        set(cluster, "cgroupDriver", Value::from("systemd"));
+    }
+    // Not even kubeadm distinguishes false from an absent field. Without it a node is lost when its first
+    // certificate expires.
+    set(cluster, "rotateCertificates", Value::from(true));
+}
+
 /// The configuration before the runtime's socket is known: the node's own over the cluster's.
 ///
 /// `cluster`: the text of kube-system/kubelet-config. `own`: the name and the content of `--config`.
@@ -72,10 +108,12 @@ pub(super) fn merge(
     kubernetes_dir: &Path,
     resolver: Option<&str>,
 ) -> Result<Value, Refusal> {
-    let mut merged = match cluster {
-        Some(text) => fields("kube-system/kubelet-config", text.as_bytes(), true)?,
-        None => usual(&kubernetes_dir.join("pki/ca.crt"), &kubernetes_dir.join("manifests")),
-    };
+    let mut merged = usual(&kubernetes_dir.join("pki/ca.crt"), &kubernetes_dir.join("manifests"));
+    if let Some(text) = cluster {
+        let mut cluster = fields("kube-system/kubelet-config", text.as_bytes(), true)?;
+        complete(&mut cluster, &merged);
+        merged = cluster;
+    }
     if let Some((name, text)) = own {
         merge_patch(&mut merged, fields(name, text, false)?);
     }
@@ -170,14 +208,46 @@ mod tests {
                 enabled: false
               webhook:
                 enabled: true
+              x509:
+                clientCAFile: /etc/kubernetes/pki/ca.crt
+            authorization:
+              mode: Webhook
+            cgroupDriver: systemd
             clusterDNS:
             - "10.0.0.1"
+            clusterDomain: cluster.local
             containerRuntimeEndpoint: unix:///run/x.sock
             kind: KubeletConfiguration
             maxPods: 17
             resolvConf: /run/systemd/resolve/resolv.conf
+            rotateCertificates: true
+            staticPodPath: /etc/kubernetes/manifests
         "#]]
         .assert_eq(&config_file(merged.unwrap(), "unix:///run/x.sock"));
+    }
+
+    #[test]
+    fn fields_that_the_cluster_has_are_not_replaced_and_only_the_node_stops_rotation() {
+        let cluster = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+                       authentication: {anonymous: {enabled: true}, x509: {clientCAFile: ''}}\n\
+                       authorization: {mode: AlwaysAllow}\ncgroupDriver: cgroupfs\nclusterDomain: other.example\n\
+                       rotateCertificates: false\nstaticPodPath: null\n";
+        let merged = merge(Some(cluster), None, Path::new("/k"), None).unwrap();
+        for (path, expected) in [
+            ("authentication.anonymous.enabled", json!(true)),
+            ("authentication.webhook.enabled", json!(true)),
+            ("authentication.x509.clientCAFile", json!("/k/pki/ca.crt")),
+            ("authorization.mode", json!("AlwaysAllow")),
+            ("cgroupDriver", json!("cgroupfs")),
+            ("clusterDomain", json!("other.example")),
+            ("rotateCertificates", json!(true)),
+            ("staticPodPath", json!("/k/manifests")),
+        ] {
+            assert_eq!(get(&merged, path), Some(&expected), "{path}");
+        }
+        let own: &[u8] = b"rotateCertificates: false\nstaticPodPath: ''\n";
+        let merged = merge(Some(cluster), Some(("own", own)), Path::new("/k"), None).unwrap();
+        assert_eq!((&merged["rotateCertificates"], &merged["staticPodPath"]), (&json!(false), &json!("")));
     }
 
     #[test]
