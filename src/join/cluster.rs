@@ -131,6 +131,17 @@ pub(super) fn server_url(text: &str) -> Result<String, String> {
     Ok(format!("https://{}{}", join_host_port(&endpoint.host, endpoint.port), found.base_path))
 }
 
+/// The proxy of the environment through which this process reaches a cluster, without user name and password.
+#[must_use]
+pub fn environment_proxy(cluster: &Cluster) -> Option<String> {
+    let cluster = kubeconfig::Cluster {
+        server: Some(cluster.server.clone()),
+        insecure_skip_tls_verify: Some(true),
+        ..kubeconfig::Cluster::default()
+    };
+    resolve(cluster).ok()?.endpoint.proxy.map(|proxy| proxy.to_string())
+}
+
 /// How to connect to a cluster, with the proxy of the environment.
 pub(super) fn resolve(
     cluster: kubeconfig::Cluster,

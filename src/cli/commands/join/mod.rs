@@ -285,6 +285,10 @@ impl Attempt<'_, '_> {
         if let Some(warning) = step("preflight", preflight::check_version(&version, KUBERNETES_VERSION))? {
             self.warn(warning);
         }
+        let proxy = plane::environment_proxy(&cluster);
+        if let Some(warning) = preflight::proxy_warning(&cluster.server, proxy.as_deref()) {
+            self.warn(warning);
+        }
         match plane::node_state(&cluster, &credentials, node) {
             Ok(state) => step("preflight", preflight::check_name(&state, node))?,
             // Only kubeadm lets bootstrap tokens read nodes.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 pub(super) use crate::join::JoinError;
 use crate::join::Retry;
 pub(super) use crate::join::authority::AuthorityPin;
-pub(super) use crate::join::cluster::Cluster;
+pub(super) use crate::join::cluster::{Cluster, environment_proxy};
 use crate::join::configuration::node_state_within;
 pub(super) use crate::join::configuration::{NodeState, kubelet_configuration, node_state, server_version};
 pub(super) use crate::join::credentials::{Credentials, bootstrap_kubeconfig};

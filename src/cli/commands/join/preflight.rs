@@ -12,6 +12,7 @@ use super::files::{self, Paths, Record};
 use super::plane::{JoinError, NodeState};
 use super::port::Listener;
 use super::refusal::{Reason, Refusal};
+use super::service;
 
 /// Where the runtime finds the network of pods.
 pub(super) const NETWORKS: &str = "/etc/cni/net.d";
@@ -211,6 +212,19 @@ fn minor(version: &str) -> Option<u32> {
     rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
 }
 
+/// A warning if this command reaches the control plane through a proxy of its environment, which a service does
+/// not have. `proxy`: without a password.
+pub(super) fn proxy_warning(server: &str, proxy: Option<&str>) -> Option<String> {
+    proxy.map(|proxy| {
+        format!(
+            "requests of this command to {server} go through the proxy {proxy} of its environment, which the \
+             agent does not have: if it needs the proxy, set HTTPS_PROXY and NO_PROXY for its service, with \
+             systemd in {}; otherwise add the server to NO_PROXY here",
+            service::EXTRA
+        )
+    })
+}
+
 /// The processes of this name, in ascending order.
 pub(super) fn processes(proc: &Path, name: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(proc) else { return Vec::new() };
@@ -310,6 +324,15 @@ mod tests {
         }
         let away = JoinError::Unreachable { server: "https://a:1".into(), reason: String::new() };
         assert_eq!(check_certificate(file, Err(away)).unwrap_err().code, 21);
+    }
+
+    #[test]
+    fn proxy_of_the_command_is_named_and_none_is_no_warning() {
+        assert_eq!(proxy_warning("https://a:1", None), None);
+        let text = proxy_warning("https://a:1", Some("http://proxy:3128")).unwrap();
+        for words in ["https://a:1", "http://proxy:3128", "/etc/default/kubelet"] {
+            assert!(text.contains(words), "{text}");
+        }
     }
 
     #[test]

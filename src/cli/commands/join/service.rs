@@ -27,7 +27,7 @@ const UNIT_DIRECTORIES: [&str; 4] =
     [UNITS, "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
 /// Flags of the operator (Go: the packages of kubeadm).
-const EXTRA: &str = "/etc/default/kubelet";
+pub(super) const EXTRA: &str = "/etc/default/kubelet";
 
 /// Where the program is installed.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/coracle", "/usr/bin/coracle"];
