@@ -49,19 +49,10 @@ pub enum Trust {
     Unverified,
 }
 
-/// Finds a cluster by ConfigMap `kube-public/cluster-info` of the API server at `address` (`HOST:PORT`), for
-/// up to 5 minutes.
+/// Finds a cluster by ConfigMap `kube-public/cluster-info` of the API server at `address` (`HOST:PORT`).
 ///
 /// # Errors
-/// When the address is invalid, the server is away, or a proof fails.
-pub fn by_token(address: &str, token: &BootstrapToken, trust: &Trust) -> Result<Cluster, JoinError> {
-    by_token_within(address, token, trust, &Retry::discovery())
-}
-
-/// As [`by_token`], with other limits.
-///
-/// # Errors
-/// As [`by_token`], and when the breaker was tripped.
+/// When the address is invalid, the server is away, a proof fails, or the breaker was tripped.
 pub fn by_token_within(
     address: &str,
     token: &BootstrapToken,
@@ -93,18 +84,7 @@ pub fn by_token_within(
     Ok(cluster)
 }
 
-/// Finds a cluster by a kubeconfig file (kubeadm: `--discovery-file`), for up to 5 minutes. Returns the
-/// credentials in the file, too, if it has any. Files that it names are embedded. Its server must prove
-/// itself with its authority; without one in the file, with an authority of this machine, and then the
-/// authority is read from `kube-public/cluster-info`.
-///
-/// # Errors
-/// When the file is invalid, or its server is away or not the right one.
-pub fn by_file(path: &Path) -> Result<(Cluster, Option<Credentials>), JoinError> {
-    by_file_within(path, &Retry::discovery())
-}
-
-/// The URL of the server in a kubeconfig file, as [`by_file`] returns it. Nothing is sent.
+/// The URL of the server in a kubeconfig file, as [`by_file_within`] returns it. Nothing is sent.
 ///
 /// # Errors
 /// When the file is invalid.
@@ -120,10 +100,12 @@ fn parts_of_file(path: &Path) -> Result<KubeconfigParts, JoinError> {
         .map_err(|reason| JoinError::File { path: path.display().to_string(), reason })
 }
 
-/// As [`by_file`], with other limits.
+/// Finds a cluster by a kubeconfig file (kubeadm: `--discovery-file`). Returns the credentials in the file, too,
+/// if it has any. Files that it names are embedded. Its server must prove itself with its authority; without one
+/// in the file, with an authority of this machine, and then the authority is read from `kube-public/cluster-info`.
 ///
 /// # Errors
-/// As [`by_file`], and when the breaker was tripped.
+/// When the file is invalid, its server is away or not the right one, or the breaker was tripped.
 pub fn by_file_within(path: &Path, retry: &Retry<'_>) -> Result<(Cluster, Option<Credentials>), JoinError> {
     let file_error = |reason: String| JoinError::File { path: path.display().to_string(), reason };
     let found = parts_of_file(path)?;

@@ -98,7 +98,7 @@ fn without_pins_the_signature_alone_is_checked_and_must_be_requested() {
 fn wrong_pin_ends_the_discovery_and_shows_the_hash_that_was_found() {
     let server = server(vec![signed(&kubeconfig_with("https://10.0.0.1:6443", AUTHORITY))]);
     // Nothing repeats it, although there are five minutes.
-    let outcome = by_token(&server.address(), &token(), &pins(OTHER_HASH));
+    let outcome = by_token_within(&server.address(), &token(), &pins(OTHER_HASH), &Retry::discovery());
     let name = format!("https://{}", server.address());
     let expected = JoinError::WrongAuthority { server: name, found: vec![HASH.to_owned()] };
     assert_eq!(outcome, Err(expected));
@@ -364,7 +364,7 @@ fn discovery_file_of_another_cluster_or_with_expired_credentials_is_refused() {
     assert!(matches!(error, JoinError::NotTrusted { .. }), "{error}");
     assert_eq!(requests.load(Ordering::Relaxed), 0, "the token is not sent to it");
     let (_directory, path) = file(&discovery_file(&server, &data(AUTHORITY), "{token: secret}"));
-    let error = by_file(&path).unwrap_err();
+    let error = by_file_within(&path, &Retry::discovery()).unwrap_err();
     assert!(matches!(error, JoinError::Denied { status: 401, .. }), "{error}");
     let (_directory, path) = file(&discovery_file(&server, &data(AUTHORITY), "{}"));
     assert_eq!(by_file_within(&path, &once()).unwrap().1, None, "it accepts no anonymous requests");

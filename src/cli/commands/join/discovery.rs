@@ -7,7 +7,7 @@ use crate::cli::join_options::{JoinMethod, JoinOptions, TokenSource};
 use crate::util::untrusted;
 
 use super::bundle::JoinBundle;
-use super::plane::{self, AuthorityPin, BootstrapToken, Cluster, Credentials, Trust};
+use super::plane::{self, AuthorityPin, BootstrapToken, Cluster, Credentials, JoinError, Trust};
 use super::refusal::{Reason, Refusal};
 
 /// The largest token; one of k0s has the authority of the cluster and a key.
@@ -15,11 +15,14 @@ const MAX_TOKEN_BYTES: u64 = 256 * 1024;
 
 /// Finds the cluster. `bundle`: the content of the file of `--from-bundle`, which is read once: the cluster
 /// must be of the same text as the options. `input`: standard input, from which at most one token is read.
+/// `progress`: receives the reason of each repetition, for up to five minutes.
 pub(super) fn discover(
     options: &JoinOptions,
     bundle: Option<&JoinBundle>,
     input: &mut dyn Read,
+    progress: &dyn Fn(&JoinError),
 ) -> Result<(Cluster, Credentials), Refusal> {
+    let retry = plane::discovery_retry(progress);
     match &options.method {
         JoinMethod::Token { address } => {
             let source = options.token.as_ref().ok_or_else(|| without_credentials("the command line"))?;
@@ -30,7 +33,7 @@ pub(super) fn discover(
                     options.pins.iter().map(|pin| AuthorityPin::parse(pin)).collect::<Result<_, _>>()?,
                 ),
             };
-            let cluster = plane::by_token(address, &token, &trust)?;
+            let cluster = plane::by_token_within(address, &token, &trust, &retry)?;
             let credentials = match given_credentials(options.tls_token.as_ref(), input)? {
                 Some(credentials) => credentials,
                 None => Credentials::Token(token.bearer().to_string()),
@@ -38,7 +41,7 @@ pub(super) fn discover(
             Ok((cluster, credentials))
         }
         JoinMethod::DiscoveryFile(file) => {
-            let (cluster, credentials) = plane::by_file(file)?;
+            let (cluster, credentials) = plane::by_file_within(file, &retry)?;
             let source = options.tls_token.as_ref().or(options.token.as_ref());
             let given = given_credentials(source, input)?;
             let credentials =
@@ -46,7 +49,7 @@ pub(super) fn discover(
             Ok((cluster, credentials))
         }
         JoinMethod::BootstrapKubeconfig(file) => {
-            let (cluster, credentials) = plane::by_file(file)?;
+            let (cluster, credentials) = plane::by_file_within(file, &retry)?;
             let credentials = credentials.ok_or_else(|| without_credentials(&file.display().to_string()))?;
             Ok((cluster, credentials))
         }
@@ -159,7 +162,8 @@ mod tests {
         let bundle = bundle::read(&file).unwrap();
         for replace in [&(|| write("second")) as &dyn Fn(), &|| std::fs::remove_file(&file).unwrap()] {
             replace();
-            let (cluster, credentials) = discover(&options, Some(&bundle), &mut std::io::empty()).unwrap();
+            let (cluster, credentials) =
+                discover(&options, Some(&bundle), &mut std::io::empty(), &|_| {}).unwrap();
             assert_eq!(cluster.server, "https://first:6443");
             assert_eq!(credentials, Credentials::Token("first.token".to_owned()));
             let named = named_server(&options.method, Some(&bundle));

@@ -21,7 +21,9 @@ mod service;
 mod wait;
 mod write_bundle;
 
+use std::cell::RefCell;
 use std::fmt::Display;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,7 +44,7 @@ use super::error::{Outcome, print_stderr};
 
 use bundle::JoinBundle;
 use files::{Action, FilePlan, Paths, PlannedFile, Record};
-use plane::{Cluster, Credentials};
+use plane::{Cluster, Credentials, JoinError};
 use preflight::{Course, Machine};
 use refusal::{Reason, Refusal};
 use wait::{Observation, UnitWatch};
@@ -101,6 +103,32 @@ fn step<T, E: Into<Refusal>>(name: &str, result: Result<T, E>) -> Result<T, Refu
 fn progress(console: &mut Console<'_>, text: impl Display) {
     let _ = writeln!(console.out, "{}", visible(&without_codes(&text.to_string())));
     let _ = console.out.flush();
+}
+
+/// Finds the cluster of a command, and prints why that takes longer. `input`: standard input.
+fn discover(
+    console: &mut Console<'_>,
+    options: &JoinOptions,
+    bundle: Option<&JoinBundle>,
+    input: &mut dyn Read,
+) -> Result<(Cluster, Credentials), Refusal> {
+    progress(console, "discovery: reading the address and the authority of the cluster");
+    let shown = RefCell::new((console, String::new()));
+    let report = |error: &JoinError| {
+        let mut shown = shown.borrow_mut();
+        let (console, last) = &mut *shown;
+        repeated(console, last, error);
+    };
+    step("discovery", discovery::discover(options, bundle, input, &report))
+}
+
+/// Prints why a request is repeated. `last`: the reason of the repetition before, which is not printed again.
+fn repeated(console: &mut Console<'_>, last: &mut String, error: &JoinError) {
+    let text = error.to_string();
+    if text != *last {
+        progress(console, format!("discovery: trying again: {text}"));
+        *last = text;
+    }
 }
 
 /// The name of the machine, as the agent reads it.
@@ -277,9 +305,8 @@ impl Attempt<'_, '_> {
     /// Reads from the control plane what the node needs, and checks the machine with it.
     fn find(&mut self, node: &str) -> Result<Found, Refusal> {
         let (options, paths) = (self.options, self.paths);
-        self.progress("discovery: reading the address and the authority of the cluster");
-        let discovered = discovery::discover(options, self.bundle, &mut std::io::stdin().lock());
-        let (cluster, credentials) = step("discovery", discovered)?;
+        let (cluster, credentials) =
+            discover(self.console, options, self.bundle, &mut std::io::stdin().lock())?;
         let version = step("discovery", plane::server_version(&cluster, &credentials))?;
         self.progress(format!("discovery: {} runs Kubernetes {version}", cluster.server));
         if let Some(warning) = step("preflight", preflight::check_version(&version, KUBERNETES_VERSION))? {
@@ -518,6 +545,7 @@ fn planned(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::Paint;
 
     #[test]
     fn files_have_the_places_and_modes_of_kubeadm() {
@@ -573,6 +601,23 @@ mod tests {
         // An earlier join was killed before the drop-in, or had it already.
         assert_eq!(unit(true, &all[2..], false), (true, true));
         assert_eq!(unit(true, &others, false), (false, false));
+    }
+
+    #[test]
+    fn reason_of_repetitions_is_printed_once_until_it_changes() {
+        let error = |reason: &str| JoinError::Unreachable {
+            server: "https://a:1".to_owned(),
+            reason: reason.to_owned(),
+        };
+        let mut out = Vec::new();
+        let mut console = Console { out: &mut out, paint: Paint::new(false), now: jiff::Timestamp::now() };
+        let mut last = String::new();
+        for reason in ["refused", "refused", "reset\u{1b}[31m", "refused"] {
+            repeated(&mut console, &mut last, &error(reason));
+        }
+        let lines = String::from_utf8(out).unwrap();
+        assert_eq!(lines.matches("trying again").count(), 3, "{lines}");
+        assert!(lines.starts_with("discovery: trying again: ") && !lines.contains('\u{1b}'), "{lines}");
     }
 
     #[test]

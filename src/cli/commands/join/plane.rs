@@ -12,12 +12,16 @@ pub(super) use crate::join::cluster::{Cluster, environment_proxy};
 use crate::join::configuration::node_state_within;
 pub(super) use crate::join::configuration::{NodeState, kubelet_configuration, node_state, server_version};
 pub(super) use crate::join::credentials::{Credentials, bootstrap_kubeconfig};
-use crate::join::discovery::by_file_within;
 pub(super) use crate::join::discovery::{
-    Trust, by_file, by_k0s_token, by_kubeconfig, by_token, server_of_file,
+    Trust, by_file_within, by_k0s_token, by_kubeconfig, by_token_within, server_of_file,
 };
 pub(super) use crate::join::token::BootstrapToken;
 use crate::kube::certificates::{Purpose, Store, Template, bootstrap};
+
+/// The limits of a discovery. `progress`: receives the error before each repetition.
+pub(super) fn discovery_retry(progress: &dyn Fn(&JoinError)) -> Retry<'_> {
+    Retry { progress, ..Retry::discovery() }
+}
 
 /// The state of the node, read once with its own credentials; `None`: the file has none.
 ///

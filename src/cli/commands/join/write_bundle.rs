@@ -13,7 +13,7 @@ use super::files::Paths;
 use super::plane::{self, Credentials};
 use super::refusal::{Reason, Refusal};
 use super::{
-    cluster_configuration, configuration, discovery, own_configuration, preflight, progress, service, step,
+    cluster_configuration, configuration, discover, own_configuration, preflight, progress, service, step,
     validated,
 };
 
@@ -30,8 +30,7 @@ pub(super) fn run(
     target: &Path,
     input: &mut dyn Read,
 ) -> Result<(), Refusal> {
-    progress(console, "discovery: reading the address and the authority of the cluster");
-    let (cluster, credentials) = step("discovery", discovery::discover(options, None, input))?;
+    let (cluster, credentials) = discover(console, options, None, input)?;
     // With the credentials: the API server refuses those that have expired.
     let version = step("discovery", plane::server_version(&cluster, &credentials))?;
     progress(console, format!("discovery: {} runs Kubernetes {version}", cluster.server));
