@@ -316,10 +316,9 @@ impl Attempt<'_, '_> {
         if let Some(warning) = preflight::proxy_warning(&cluster.server, proxy.as_deref()) {
             self.warn(warning);
         }
-        match plane::node_state(&cluster, &credentials, node) {
-            Ok(state) => step("preflight", preflight::check_name(&state, node))?,
-            // Only kubeadm lets bootstrap tokens read nodes.
-            Err(error) => self.warn(format!("cannot check whether the name {node} is free: {error}")),
+        let named = plane::node_state(&cluster, &credentials, node);
+        if let Some(warning) = step("preflight", preflight::check_name(named, node))? {
+            self.warn(warning);
         }
         // Without a kubeconfig, the agent uses what it finds there.
         if let Some((file, own)) = plane::present_certificate(&paths.certificates(), node) {

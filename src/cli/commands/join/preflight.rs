@@ -171,16 +171,24 @@ pub(super) fn problems(lines: Vec<CheckLine>, ignored: &[String]) -> (Vec<CheckL
     relevant.partition(|line| line.standing == CheckStatus::Fail && !is_ignored(ignored, &line.name))
 }
 
-/// Whether a node of this name may join.
-pub(super) fn check_name(state: &NodeState, node: &str) -> Result<(), Refusal> {
-    match state {
+/// Whether a node of this name may join. `outcome`: what the cluster responds. `Ok(Some)`: a warning.
+pub(super) fn check_name(
+    outcome: Result<NodeState, JoinError>,
+    node: &str,
+) -> Result<Option<String>, Refusal> {
+    match outcome {
         // A node that is not ready may be this one, before it lost its disk.
-        NodeState::Absent | NodeState::NotReady { .. } => Ok(()),
-        NodeState::Ready => Err(Refusal::new(
+        Ok(NodeState::Absent | NodeState::NotReady { .. }) => Ok(None),
+        Ok(NodeState::Ready) => Err(Refusal::new(
             Reason::NameTaken,
             format!("the cluster has a node {node} that is Ready"),
             format!("choose another name with --node-name, or remove that node: kubectl delete node {node}"),
         )),
+        // Only kubeadm lets bootstrap tokens read nodes.
+        Err(error @ JoinError::Denied { status: 403, .. }) => {
+            Ok(Some(format!("cannot check whether the name {node} is free: {error}")))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -412,8 +420,20 @@ mod tests {
     #[test]
     fn name_of_a_ready_node_is_taken_and_other_names_are_free() {
         let waiting = NodeState::NotReady { reason: String::new(), message: String::new() };
-        assert!(check_name(&NodeState::Absent, "n").is_ok() && check_name(&waiting, "n").is_ok());
-        assert_eq!(check_name(&NodeState::Ready, "n").unwrap_err().code, Reason::NameTaken.code());
+        assert_eq!(check_name(Ok(NodeState::Absent), "n"), Ok(None));
+        assert_eq!(check_name(Ok(waiting), "n"), Ok(None));
+        assert_eq!(check_name(Ok(NodeState::Ready), "n").unwrap_err().code, Reason::NameTaken.code());
+    }
+
+    #[test]
+    fn name_that_cannot_be_checked_is_a_warning_only_without_the_right_to_read_nodes() {
+        let (server, message) = ("https://a:1".to_owned(), String::new());
+        let denied =
+            JoinError::Denied { server: server.clone(), object: "Node n".to_owned(), status: 403, message };
+        let warning = check_name(Err(denied), "n").unwrap().unwrap();
+        assert!(warning.starts_with("cannot check whether the name n is free: "), "{warning}");
+        let away = JoinError::Unreachable { server, reason: String::new() };
+        assert_eq!(check_name(Err(away), "n").unwrap_err().code, 21);
     }
 
     #[test]
