@@ -13,6 +13,7 @@ use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
 use crate::cli::commands::error::Outcome;
 
+use super::arguments::{self, Arguments};
 use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
 use super::{drain, exit, lock, preflight, progress, service, step};
@@ -37,7 +38,15 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         let advice = "a node of kubeadm leaves with kubeadm reset; one that was joined by hand, by hand";
         return Err(Refusal::new(Reason::NotJoined, text, advice));
     };
+    let system = Path::new("/");
+    // With systemd the drop-in has the flags.
+    let without_systemd = !Path::new(service::SYSTEMD).exists();
     if options.dry_run {
+        if without_systemd {
+            for file in &arguments::find(system, &paths)? {
+                show_arguments(console, "would write", file);
+            }
+        }
         for removal in &files::removals(&record, &paths)? {
             show(console, "would remove", removal);
         }
@@ -69,6 +78,14 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         progress(console, "stop: disabling coracle.service, which coracle join has enabled");
         step("stop", service::disable())?;
     }
+    if without_systemd {
+        for file in &arguments::find(system, &paths)? {
+            if let Arguments::Installed { path, content } = file {
+                step("files", arguments::write(path, content))?;
+            }
+            show_arguments(console, "wrote", file);
+        }
+    }
     // Until it was stopped, the agent made more.
     for removal in &files::removals(&record, &paths)? {
         if let Removal::Remove(path) = removal {
@@ -82,6 +99,9 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
     }
     let is_enabled = uses_systemd && service::is_enabled();
     for line in left(&record, &paths, count(&paths.root_dir.join("pods")), is_enabled) {
+        progress(console, format!("left: {line}"));
+    }
+    if let Some(line) = arguments::starts_with_machine(system).filter(|_| without_systemd) {
         progress(console, format!("left: {line}"));
     }
     Ok(())
@@ -118,6 +138,18 @@ fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
         }
         Removal::Earlier(path) => {
             progress(console, format!("files: {} was there before coracle join, and stays", path.display()));
+        }
+    }
+}
+
+fn show_arguments(console: &mut Console<'_>, verb: &str, file: &Arguments) {
+    match file {
+        Arguments::Installed { path, .. } => {
+            progress(console, format!("files: {verb} {} without the flags of the node", path.display()));
+        }
+        Arguments::Changed(path) => {
+            let path = path.display();
+            progress(console, format!("files: {path} has flags of the node with others, and stays"));
         }
     }
 }

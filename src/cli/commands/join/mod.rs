@@ -6,6 +6,7 @@
 //!
 //! Go: cmd/kubeadm/app/cmd/join.go, cmd/kubeadm/app/cmd/phases/join.
 
+mod arguments;
 mod bundle;
 mod configuration;
 mod discovery;

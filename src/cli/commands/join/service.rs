@@ -72,7 +72,7 @@ pub(super) fn program(unit: Option<&str>, exists: impl Fn(&str) -> bool) -> Path
 }
 
 /// The flags of the agent, without those of `kubeadm-flags.env`.
-fn flags(paths: &Paths) -> Vec<String> {
+pub(super) fn flags(paths: &Paths) -> Vec<String> {
     let mut flags = vec![
         format!("--bootstrap-kubeconfig={}", paths.bootstrap().display()),
         format!("--kubeconfig={}", paths.kubeconfig().display()),
