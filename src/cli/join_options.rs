@@ -135,6 +135,9 @@ impl JoinOptions {
                 self.pins.extend(text.split(',').map(|pin| pin.trim().to_owned()));
             }
             "tls-bootstrap-token" => self.tls_token = Some(TokenSource::Text(text.to_owned())),
+            "discovery-file" if text.contains("://") => {
+                return Err(format!("{text:?} is a URL: download the file, and name it here"));
+            }
             "discovery-file" => self.set_method(JoinMethod::DiscoveryFile(PathBuf::from(text)))?,
             "bootstrap-kubeconfig" => {
                 self.set_method(JoinMethod::BootstrapKubeconfig(PathBuf::from(text)))?;
@@ -378,6 +381,7 @@ mod tests {
         for (option, text) in [
             ("cri-socket", "tcp://1.2.3.4"),
             ("cri-socket", "unix://relative"),
+            ("discovery-file", "https://host/discovery.conf"),
             ("node-name", "a_b"),
             ("node-ip", "x"),
             ("node-labels", "node-role.kubernetes.io/x=y"),

@@ -125,24 +125,40 @@ pub(super) fn merge(
     Ok(merged)
 }
 
-/// The socket of the runtime: the given one, else that of the configuration, else the one that exists.
+/// The endpoint of the runtime in a configuration.
+fn endpoint(config: &Value) -> Option<&str> {
+    get(config, "containerRuntimeEndpoint").and_then(Value::as_str).filter(|endpoint| !endpoint.is_empty())
+}
+
+/// Whether the node's own configuration has the socket of the runtime. `own`: as for [`merge`].
+pub(super) fn sets_socket(own: Option<(&str, &[u8])>) -> bool {
+    own.is_some_and(|(name, text)| fields(name, text, false).is_ok_and(|own| endpoint(&own).is_some()))
+}
+
+/// The socket of the runtime: the given one, else that of the node's own configuration, else that of the cluster
+/// if this node has it, else the one that exists: nodes of a cluster may have different runtimes. `is_own`:
+/// whether the configuration of the node sets it.
 pub(super) fn socket(
     given: Option<&str>,
     config: &Value,
+    is_own: bool,
     exists: impl Fn(&str) -> bool,
 ) -> Result<String, Refusal> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
-    let configured = get(config, "containerRuntimeEndpoint").and_then(Value::as_str);
-    if let Some(configured) = configured.filter(|endpoint| !endpoint.is_empty()) {
+    let configured = endpoint(config);
+    let is_there = |endpoint: &&str| endpoint.strip_prefix("unix://").is_none_or(&exists);
+    if let Some(configured) = configured.filter(|endpoint| is_own || is_there(endpoint)) {
         return Ok(configured.to_owned());
     }
     let found: Vec<&str> = SOCKETS.into_iter().filter(|path| exists(path)).collect();
     let advice = "start containerd or CRI-O, or name its socket with --cri-socket";
-    match found[..] {
-        [only] => Ok(format!("unix://{only}")),
-        [] => Err(Refusal::new(Reason::Machine, "no container runtime has a socket in /run", advice)),
+    match (&found[..], configured) {
+        ([only], _) => Ok(format!("unix://{only}")),
+        // The checks of the machine name it.
+        ([], Some(configured)) => Ok(configured.to_owned()),
+        ([], None) => Err(Refusal::new(Reason::Machine, "no container runtime has a socket in /run", advice)),
         _ => {
             let text = format!("there are several container runtimes: {}", found.join(", "));
             Err(Refusal::new(Reason::Machine, text, "choose one with --cri-socket"))
@@ -295,13 +311,31 @@ mod tests {
     #[test]
     fn socket_is_the_given_the_configured_or_the_only_one() {
         let config = json!({"containerRuntimeEndpoint": "unix:///configured"});
-        assert_eq!(socket(Some("unix:///given"), &config, |_| true).unwrap(), "unix:///given");
-        assert_eq!(socket(None, &config, |_| true).unwrap(), "unix:///configured");
+        assert_eq!(socket(Some("unix:///given"), &config, false, |_| true).unwrap(), "unix:///given");
+        assert_eq!(socket(None, &config, false, |_| true).unwrap(), "unix:///configured");
         let none = json!({"containerRuntimeEndpoint": ""});
-        let only = socket(None, &none, |path| path.contains("crio")).unwrap();
+        let only = socket(None, &none, false, |path| path.contains("crio")).unwrap();
         assert_eq!(only, "unix:///run/crio/crio.sock");
-        assert!(socket(None, &none, |_| true).unwrap_err().text.contains("several"));
-        assert!(socket(None, &none, |_| false).is_err());
+        assert!(socket(None, &none, false, |_| true).unwrap_err().text.contains("several"));
+        assert!(socket(None, &none, false, |_| false).is_err());
+    }
+
+    #[test]
+    fn socket_of_the_cluster_gives_way_to_the_runtime_of_the_node_and_its_own_does_not() {
+        let config = json!({"containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock"});
+        let found = |is_own| socket(None, &config, is_own, |path| path.contains("crio")).unwrap();
+        assert_eq!(found(false), "unix:///run/crio/crio.sock");
+        assert_eq!(found(true), "unix:///run/containerd/containerd.sock");
+        let missing = socket(None, &config, false, |_| false).unwrap();
+        assert_eq!(missing, "unix:///run/containerd/containerd.sock");
+        for (own, expected) in [
+            (None, false),
+            (Some("maxPods: 1\n"), false),
+            (Some("containerRuntimeEndpoint: ''\n"), false),
+            (Some("containerRuntimeEndpoint: unix:///x\n"), true),
+        ] {
+            assert_eq!(sets_socket(own.map(|text| ("own", text.as_bytes()))), expected, "{own:?}");
+        }
     }
 
     #[test]

@@ -343,8 +343,9 @@ impl Attempt<'_, '_> {
         let merged = configuration::merge(shared.as_deref(), own, &paths.kubernetes_dir, resolver);
         let merged = step("configuration", merged)?;
         let exists = |path: &str| Path::new(path).exists();
-        let socket =
-            step("preflight", configuration::socket(options.cri_socket.as_deref(), &merged, exists))?;
+        let is_own = configuration::sets_socket(own);
+        let socket = configuration::socket(options.cri_socket.as_deref(), &merged, is_own, exists);
+        let socket = step("preflight", socket)?;
         if get(&merged, "clusterDNS").and_then(|servers| servers.as_array()).is_none_or(Vec::is_empty) {
             self.warn("clusterDNS is not set: pods resolve no names of Services (set it with --config)");
         }
