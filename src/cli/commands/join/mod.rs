@@ -479,8 +479,9 @@ fn cluster_configuration(
     progress(console, "configuration: reading kube-system/kubelet-config");
     match plane::kubelet_configuration(cluster, credentials) {
         Ok(text) => Ok(Some(text)),
-        // Clusters of other distributions have no such object.
-        Err(error) if !is_kubeadm => {
+        // Clusters of other distributions have no such object. Another error could be that of a cluster that has
+        // one, and its nodes would lack it.
+        Err(error @ (JoinError::Missing { .. } | JoinError::Denied { status: 403, .. })) if !is_kubeadm => {
             let text = format!("no configuration of the cluster: {error}; only --config counts");
             progress(console, format!("warning: {text}"));
             Ok(None)

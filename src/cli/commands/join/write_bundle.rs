@@ -47,7 +47,8 @@ pub(super) fn run(
         None => None,
     };
     step("configuration", check(options, shared.as_deref(), config.as_deref()))?;
-    let bundle = JoinBundle::new(&cluster, &credentials, options, config, is_kubeadm);
+    let needs_configuration = shared.is_some();
+    let bundle = JoinBundle::new(&cluster, &credentials, options, config, needs_configuration);
     if options.dry_run {
         progress(console, format!("files: would write {} (mode 0600)", target.display()));
         return Ok(());
@@ -108,19 +109,23 @@ mod tests {
     use super::*;
     use crate::cli::table::Paint;
     use crate::transport::testing::{AUTHORITY, HttpsServer, json_response};
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     const TOKEN: &str = "abcdef.0123456789abcdef";
     const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
     /// An API server without cluster-info. `version`: the status of its version.
     fn server(version: u16) -> HttpsServer {
+        server_with(version, 200, json!({"kubelet": HEAD}))
+    }
+
+    /// `status`, `data`: of kube-system/kubelet-config.
+    fn server_with(version: u16, status: u16, data: Value) -> HttpsServer {
         HttpsServer::start(move |_, head| {
-            let body = json!({"gitVersion": KUBERNETES_VERSION, "data": {"kubelet": HEAD}}).to_string();
             if head.starts_with("GET /version") {
-                json_response(version, &body)
+                json_response(version, &json!({"gitVersion": KUBERNETES_VERSION}).to_string())
             } else if head.contains("kubelet-config") {
-                json_response(200, &body)
+                json_response(status, &json!({"kind": "Status", "data": data}).to_string())
             } else {
                 json_response(404, r#"{"kind": "Status", "message": "absent"}"#)
             }
@@ -160,10 +165,24 @@ mod tests {
         let target = dir.path().join("join.json");
         let found = bundle::read(&target).unwrap();
         assert_eq!(found.config.as_deref(), Some("maxPods: 5\n"));
-        assert!(!found.needs_configuration);
+        assert!(found.needs_configuration);
         assert_eq!(found.cluster(&target).unwrap().1, Credentials::Token(TOKEN.to_owned()));
         assert!(output.contains("24 hours") && output.contains("join.json"), "{output}");
         assert!(!output.contains("0123456789"), "{output}");
+    }
+
+    #[test]
+    fn nodes_do_without_a_configuration_only_if_the_cluster_has_none() {
+        for (status, expected) in
+            [(404, Ok(())), (403, Ok(())), (401, Err(28)), (200, Err(30)), (400, Err(30))]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let (result, output) = written(&server_with(200, status, json!({})), dir.path(), "");
+            assert_eq!(result.map_err(|refusal| refusal.code), expected, "{status}: {output}");
+            assert_eq!(output.contains("only --config counts"), expected.is_ok(), "{status}: {output}");
+            let written = bundle::read(&dir.path().join("join.json"));
+            assert_eq!(written.map(|bundle| bundle.needs_configuration).ok(), expected.ok().map(|()| false));
+        }
     }
 
     #[test]
