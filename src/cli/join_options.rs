@@ -42,6 +42,8 @@ pub(super) struct JoinOptions {
     /// Names of checks whose failure does not matter, in lower case; `all` is each of them.
     pub ignored: Vec<String>,
     pub timeout: Duration,
+    /// Whether `timeout` is that of the command, and not the default.
+    pub has_timeout: bool,
     pub no_start: bool,
     pub dry_run: bool,
     /// Nothing joins: what a node needs is written to this file.
@@ -65,6 +67,7 @@ impl Default for JoinOptions {
             kubernetes_dir: PathBuf::from(KUBERNETES_DIR),
             ignored: Vec::new(),
             timeout: TIMEOUT,
+            has_timeout: false,
             no_start: false,
             dry_run: false,
             write_bundle: None,
@@ -168,6 +171,7 @@ impl JoinOptions {
                     return Err(format!("{timeout} must be greater than zero"));
                 }
                 self.timeout = timeout.to_std();
+                self.has_timeout = true;
             }
             _ => return Err("unknown option".to_owned()),
         }

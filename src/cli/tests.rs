@@ -861,6 +861,7 @@ fn join_and_leave_take_their_options_and_nothing_else() {
         kubernetes_dir: "/k".into(),
         ignored: vec!["swap".to_owned(), "all".to_owned()],
         timeout: std::time::Duration::from_secs(30),
+        has_timeout: true,
         no_start: true,
         dry_run: true,
         ..JoinOptions::default()

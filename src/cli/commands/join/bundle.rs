@@ -104,7 +104,7 @@ impl JoinBundle {
         }
         merged.node_labels.retain(|(key, _)| !command.node_labels.iter().any(|(own, _)| own == key));
         merged.node_labels.extend(command.node_labels.iter().cloned());
-        if command.timeout == JoinOptions::default().timeout {
+        if !command.has_timeout {
             merged.timeout = Duration::from_secs(self.timeout_seconds.max(1));
         }
         Ok(merged)
@@ -266,6 +266,9 @@ mod tests {
         assert_eq!(merged.node_labels, [pair("a", "file"), pair("b", "own")]);
         assert_eq!((merged.cri_socket.as_deref(), merged.timeout.as_secs()), (Some("unix:///own"), 10));
         assert_eq!(merged.ignored, ["port-10250", "swap"]);
+        // Also one that is the default.
+        let merged = file.options(&options(&[("timeout", "5m")]), path).unwrap();
+        assert_eq!(merged.timeout, Duration::from_secs(300));
     }
 
     #[test]
