@@ -588,7 +588,8 @@ mod tests {
     fn unit_is_as_before_a_start_that_failed() {
         let paths =
             Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: service::UNITS.into() };
-        let (all, others) = (vec![paths.record(), paths.config(), paths.drop_in()], vec![paths.config()]);
+        let all = [paths.record(), paths.config(), paths.drop_in()];
+        let others = [paths.config()];
         let unit = |enabled, created: &[PathBuf], was_active| {
             let record = Record { enabled, ..Record::default() };
             let Reversion { stops, disables } = reversion(&record, created, &paths, was_active);
