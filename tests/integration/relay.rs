@@ -188,7 +188,7 @@ fn cut_resets_all_connections_and_others_can_be_opened() {
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         }
     }
-    assert!(relay.cuts() > 0);
+    wait_until("the cut to be counted", LIMIT, || relay.cuts() > 0);
     let mut other = connect(&relay, 0);
     other.write_all(b"b").unwrap();
     let (second, _) = listener.accept().unwrap();
