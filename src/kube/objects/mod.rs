@@ -14,9 +14,9 @@
 //! Such updates are parked until the API server counts again.
 //!
 //! DIFFERS: objects beyond [`MAX_WATCHES`] are not watched, but read again when they are used and
-//! older than `POLL`: each watch costs a thread and a connection. Nor is `kube-root-ca.crt`, which nearly
-//! each pod has, so that there would be a watch per namespace. Only the control plane writes it, when its
-//! authorities change, which it does so slowly that `ROOT_POLL` suffices.
+//! older than `POLL`: each watch costs a thread and a connection. Nor is `kube-root-ca.crt`, once it could be
+//! read: nearly each pod has it, so that there would be a watch per namespace. Only the control plane writes
+//! it, when its authorities change, which it does so slowly that `ROOT_POLL` suffices.
 
 mod object;
 pub(super) mod stored_object;
@@ -438,7 +438,13 @@ impl Objects {
         loop {
             match self.shared.step(key) {
                 Step::Done(result) => return result,
-                Step::Read(id) => return self.shared.read(key, id),
+                Step::Read(id) => {
+                    let result = self.shared.read(key, id);
+                    if result.is_err() {
+                        self.watch_unreadable(key);
+                    }
+                    return result;
+                }
                 Step::Wait(word) => {
                     let _waiting = threads::waiting("first read of an object");
                     select_biased! {
@@ -506,6 +512,21 @@ impl Objects {
         }
         for running in watches {
             running.stop(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Authorities of the cluster that cannot be read are watched like other objects: the control plane
+    /// publishes them a moment after it has made their namespace, and their pods are woken then.
+    fn watch_unreadable(&self, key: &Key) {
+        if self.shared.strategy != Strategy::Watch || !key.is_root_authority() {
+            return;
+        }
+        let id = {
+            let mut table = self.shared.table();
+            if table.closed { None } else { table.claim_watch(key) }
+        };
+        if let Some(id) = id {
+            self.start_watch(key.clone(), id);
         }
     }
 

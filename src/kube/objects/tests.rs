@@ -253,6 +253,25 @@ fn authorities_of_the_cluster_are_read_without_a_watch() {
     assert!(!Key::new(Kind::Secret, "n", root).is_root_authority());
 }
 
+/// A pod is often made with its namespace, before the control plane has published its authorities there.
+#[test]
+fn authorities_that_cannot_be_read_yet_are_watched_and_wake_their_pods() {
+    let root = "kube-root-ca.crt";
+    for (strategy, watches) in [(Strategy::Watch, 1), (Strategy::Cache, 0)] {
+        let server = Arc::new(Server::default());
+        let (objects, changed_pods) = cache(strategy, &server);
+        objects.register(&pod("1", &[root]));
+        assert_eq!(server.running.load(Ordering::SeqCst), 0);
+        assert!(get(&objects, root).is_err());
+        assert_eq!(server.running.load(Ordering::SeqCst), watches, "{strategy:?}");
+        if strategy == Strategy::Watch {
+            server.send_event(&key(root), Some(object(1)));
+            assert_eq!(changed_pods.try_iter().count(), 1);
+            assert_eq!((get(&objects, root), server.reads()), (Ok("1".into()), 1));
+        }
+    }
+}
+
 #[test]
 fn read_object_is_used_without_a_request_while_the_server_is_silent() {
     let server = Arc::new(Server::default());
