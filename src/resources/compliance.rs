@@ -1,4 +1,4 @@
-//! `coracle check --cis`: the rules of the CIS Kubernetes Benchmark 1.11 for a worker node (4.x),
+//! `coracle check --cis`: the rules of the CIS Kubernetes Benchmark 1.12 for a worker node (4.x),
 //! and those of the Kubernetes STIG for its kubelet, applied to the settings that are in effect.
 //! The rules are pure; `files` reads modes and owners.
 

@@ -74,6 +74,30 @@ fn own_configuration(machine: &Machine, places: &Places) -> Value {
     })
 }
 
+/// kube-bench finds an agent by the name of its process, and its files by their paths. Their owners and modes
+/// are those of `check --cis`.
+fn assert_found_by_benchmarks(agent: &Agent, places: &Places) {
+    let process = PathBuf::from(format!("/proc/{}", agent.0.id()));
+    let name = fs::read_to_string(process.join("comm")).expect("the agent runs");
+    let program = binary();
+    let program = program.file_name().expect("it has a name").to_string_lossy();
+    // The kernel keeps 15 bytes of it.
+    assert!(!name.trim_end().is_empty() && program.starts_with(name.trim_end()), "{name} of {program}");
+    let line = fs::read_to_string(process.join("cmdline")).expect("the agent runs").replace('\0', " ");
+    for (flag, file) in [("--config=", "kubelet/config.yaml"), ("--kubeconfig=", "kubernetes/kubelet.conf")] {
+        assert!(line.split(' ').any(|word| word.starts_with(flag) && word.ends_with(file)), "{line}");
+    }
+    let mut check = Command::new(binary());
+    check.args(["check", "--cis", "-o", "json", "--local-socket"]).arg(&places.socket);
+    let output = check.stdin(Stdio::null()).output().expect("the command runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let rules: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"));
+    for id in ["4.1.5", "4.1.6", "4.1.7", "4.1.8", "4.1.9", "4.1.10", "4.2.1", "4.2.2", "4.2.3", "4.2.10"] {
+        let rule = rules.as_array().into_iter().flatten().find(|rule| rule["id"] == id);
+        assert!(rule.is_some_and(|rule| rule["standing"] == "pass"), "{id}: {rule:?}");
+    }
+}
+
 // Runtimes: containerd 2.
 #[test]
 fn join_makes_a_ready_node_and_leave_removes_its_files() {
@@ -154,8 +178,10 @@ fn join_makes_a_ready_node_and_leave_removes_its_files() {
     let bootstrap = places.kubernetes.join("bootstrap-kubelet.conf");
     assert_eq!(mode(&bootstrap), 0o600);
     assert_eq!(mode(&places.kubernetes.join("pki/ca.crt")), 0o644);
-    for file in ["config.yaml", "instance-config.yaml", "kubeadm-flags.env"] {
-        assert_eq!(mode(&places.kubelet.join(file)), 0o644, "{file}");
+    for (file, expected) in
+        [("config.yaml", 0o600), ("instance-config.yaml", 0o644), ("kubeadm-flags.env", 0o644)]
+    {
+        assert_eq!(mode(&places.kubelet.join(file)), expected, "{file}");
     }
     // Once more, as after an interruption, with all options: the same files.
     let again = places.expect("join", &join, 0);
@@ -172,6 +198,7 @@ fn join_makes_a_ready_node_and_leave_removes_its_files() {
     let node = plane.wait(&["node", NAME], "ready", LIMIT, |node| condition(node, "Ready") == "True");
     assert_eq!(text(&node, "/status/capacity/pods"), "19");
     assert_eq!(text(&node, "/metadata/labels/zone"), "a");
+    assert_found_by_benchmarks(&agent, &places);
 
     // Another machine with the same name.
     let other = Places::below(&machine.dir.join("other"));

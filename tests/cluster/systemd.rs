@@ -31,7 +31,7 @@ const TIMEOUT: [&str; 2] = ["--timeout", "300s"];
 const WRITTEN: [(&str, &str); 6] = [
     ("/etc/kubernetes/pki/ca.crt", "644"),
     ("/etc/systemd/system/coracle.service.d/10-join.conf", "600"),
-    ("/var/lib/kubelet/config.yaml", "644"),
+    ("/var/lib/kubelet/config.yaml", "600"),
     ("/var/lib/kubelet/coracle-join.json", "600"),
     ("/var/lib/kubelet/instance-config.yaml", "644"),
     ("/var/lib/kubelet/kubeadm-flags.env", "644"),
@@ -170,6 +170,11 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
         assert_eq!(mode(&real.display().to_string()), format!("0{expected} root"), "{file}");
     }
     assert!(!Path::new("/etc/kubernetes/bootstrap-kubelet.conf").exists(), "the token does not stay");
+    // Owners and modes of the files, as security benchmarks demand; other rules are those of the cluster.
+    let (_, rules) = run(COMMAND, &["check", "--cis"]);
+    for number in ["1", "2", "5", "6", "7", "8", "9", "10"] {
+        assert!(rules.contains(&format!("pass    4.1.{number} ")), "4.1.{number}: {rules}");
+    }
     let line = fs::read(format!("/proc/{}/cmdline", property("MainPID"))).expect("the agent runs");
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     assert!(

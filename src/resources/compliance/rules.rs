@@ -11,8 +11,8 @@ struct Finding {
 
 type Rule = (&'static str, &'static str, fn(&NodeFacts) -> Finding);
 
-/// Numbers and settings are those of the CIS Kubernetes Benchmark 1.11 and of the Kubernetes STIG
-/// (version 2); the titles are ours.
+/// Numbers and settings are those of the CIS Kubernetes Benchmark 1.12 and of the Kubernetes STIG
+/// (version 2); the titles are ours. 4.2.15 is in version 1.11 only.
 const RULES: &[Rule] = &[
     ("4.1.1", "the files that start the agent have at most mode 600", |node| {
         // OpenRC runs no script that is not executable.
@@ -34,8 +34,9 @@ const RULES: &[Rule] = &[
     ("4.1.6", "the kubeconfig of the agent belongs to root:root", |node| {
         owners(&node.files.kubeconfig, NO_KUBECONFIG)
     }),
-    ("4.1.7", "the authorities of clients have at most mode 600", |node| {
-        modes(&node.files.client_ca, 0o600, NO_CLIENT_CA)
+    ("4.1.7", "the authorities of clients have at most mode 644", |node| {
+        // 600 before version 1.11 of the benchmark.
+        modes(&node.files.client_ca, 0o644, NO_CLIENT_CA)
     }),
     ("4.1.8", "the authorities of clients belong to root:root", |node| {
         owners(&node.files.client_ca, NO_CLIENT_CA)

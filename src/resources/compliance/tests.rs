@@ -58,8 +58,7 @@ const CASES: &[Case] = &[
     (|node| node.files.kubeconfig = file("/k", 0o644, 0), &["4.1.5"], "mode 644", "chmod 600 /k"),
     (|node| node.files.kubeconfig = file("/k", 0o600, 7), &["4.1.6", "V-242453"], "owner 7", "chown"),
     (|node| node.files.kubeconfig = file("/k", 0o664, 0), &["4.1.5", "V-242452"], "mode 664", "chmod 6"),
-    (|node| node.files.client_ca = file("/c", 0o644, 0), &["4.1.7"], "mode 644", "chmod 600 /c"),
-    (|node| node.files.client_ca = file("/c", 0o666, 0), &["4.1.7", "V-242449"], "mode 666", "chmod 6"),
+    (|node| node.files.client_ca = file("/c", 0o664, 0), &["4.1.7", "V-242449"], "mode 664", "chmod 644 /c"),
     (|node| node.files.client_ca = file("/c", 0o600, 7), &["4.1.8", "V-242450"], "owner 7", "chown"),
     (|node| node.files.configs = file("/c", 0o644, 0), &["4.1.9"], "mode 644", "chmod 600 /c"),
     (
@@ -269,6 +268,27 @@ fn absent_files_do_not_apply_and_unreadable_ones_are_for_a_person() {
     // A wrong file counts before those that cannot be read.
     node.files.configs.extend(file("/d", 0o644, 0));
     assert_eq!(result(&node, "4.1.9").standing, RuleStatus::Fail);
+}
+
+#[test]
+fn authority_that_all_users_can_read_passes() {
+    let mut node = hardened();
+    node.files.client_ca = file("/ca.crt", 0o644, 0);
+    for id in ["4.1.7", "V-242449"] {
+        assert_eq!(result(&node, id).standing, RuleStatus::Pass, "{id}");
+    }
+}
+
+#[test]
+fn each_number_of_section_4_has_a_rule() {
+    let numbers = [("4.1", 10), ("4.2", 15), ("4.3", 1)];
+    let wanted: Vec<String> = numbers
+        .iter()
+        .flat_map(|(group, last)| (1..=*last).map(move |number| format!("{group}.{number}")))
+        .collect();
+    let rules = check(&hardened());
+    let found: Vec<&str> = rules.iter().map(|rule| rule.id).filter(|id| id.starts_with("4.")).collect();
+    assert_eq!(found, wanted);
 }
 
 #[test]

@@ -520,7 +520,8 @@ fn planned(
     (node, host): (&str, &str),
     uses_systemd: bool,
 ) -> Vec<PlannedFile> {
-    let public = |path, content| PlannedFile { path, content, mode: 0o644, is_secret: false };
+    let file = |path, content, mode| PlannedFile { path, content, mode, is_secret: false };
+    let public = |path, content| file(path, content, 0o644);
     let flags = configuration::flags_file(node, host, &options.node_ips, &options.node_labels);
     let authority = format!("{}\n", found.cluster.authority.trim_end());
     let mut files = vec![
@@ -532,14 +533,15 @@ fn planned(
         },
         public(paths.authority(), authority),
         public(paths.instance(), configuration::instance_file(&found.socket)),
-        public(paths.config(), found.config.clone()),
+        // kubeadm: 0644, which rule 4.1.9 of the CIS benchmark rejects. An upgrade by kubeadm keeps the mode.
+        file(paths.config(), found.config.clone(), 0o600),
         public(paths.flags(), flags),
     ];
     if uses_systemd {
         let program = service::program(service::unit().as_deref(), |path| Path::new(path).exists());
         // As the unit that coracle installs.
         let content = service::drop_in(&program, paths);
-        files.push(PlannedFile { path: paths.drop_in(), content, mode: 0o600, is_secret: false });
+        files.push(file(paths.drop_in(), content, 0o600));
     }
     files
 }
@@ -548,21 +550,25 @@ fn planned(
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
+    use crate::resources::compliance::{self, NodeFacts, NodeFiles, RuleStatus};
 
-    #[test]
-    fn files_have_the_places_and_modes_of_kubeadm() {
-        let found = Found {
+    fn found() -> Found {
+        Found {
             cluster: Cluster { server: "https://a:6443".into(), authority: "PEM\n\n".into() },
             bootstrap: "secret".into(),
             config: "kind: KubeletConfiguration\n".into(),
             socket: "unix:///s".into(),
-        };
+        }
+    }
+
+    #[test]
+    fn files_have_the_places_of_kubeadm_and_the_configuration_is_for_root_only() {
         let paths = Paths {
             kubernetes_dir: "/etc/kubernetes".into(),
             root_dir: "/var/lib/kubelet".into(),
             units_dir: service::UNITS.into(),
         };
-        let files = planned(&found, &JoinOptions::default(), &paths, ("n", "h"), true);
+        let files = planned(&found(), &JoinOptions::default(), &paths, ("n", "h"), true);
         let shown: Vec<String> = files
             .iter()
             .map(|file| format!("{} {:o} {}", file.path.display(), file.mode, file.is_secret))
@@ -573,14 +579,14 @@ mod tests {
                 "/etc/kubernetes/bootstrap-kubelet.conf 600 true",
                 "/etc/kubernetes/pki/ca.crt 644 false",
                 "/var/lib/kubelet/instance-config.yaml 644 false",
-                "/var/lib/kubelet/config.yaml 644 false",
+                "/var/lib/kubelet/config.yaml 600 false",
                 "/var/lib/kubelet/kubeadm-flags.env 644 false",
                 "/etc/systemd/system/coracle.service.d/10-join.conf 600 false",
             ]
         );
         assert_eq!(files[1].content, "PEM\n");
         assert!(files[4].content.contains("--hostname-override=n"));
-        let without = planned(&found, &JoinOptions::default(), &paths, ("n", "n"), false);
+        let without = planned(&found(), &JoinOptions::default(), &paths, ("n", "n"), false);
         assert_eq!(without.len(), 5);
     }
 
@@ -621,6 +627,33 @@ mod tests {
         let lines = String::from_utf8(out).unwrap();
         assert_eq!(lines.matches("trying again").count(), 3, "{lines}");
         assert!(lines.starts_with("discovery: trying again: ") && !lines.contains('\u{1b}'), "{lines}");
+    }
+
+    #[test]
+    fn files_pass_the_rules_of_the_benchmark_for_modes_and_owners() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            kubernetes_dir: dir.path().join("etc/kubernetes"),
+            root_dir: dir.path().join("var/lib/kubelet"),
+            units_dir: dir.path().join("etc/systemd/system"),
+        };
+        let files = planned(&found(), &JoinOptions::default(), &paths, ("n", "n"), true);
+        let plan = files::plan(files, None, Record::default()).unwrap();
+        files::write(&plan, &paths).unwrap();
+        let configs = [paths.config()];
+        let (bootstrap, authority) = (paths.bootstrap(), paths.authority());
+        let files = NodeFiles::read(dir.path(), Some(&bootstrap), &authority, &configs, Path::new(""));
+        assert_eq!(files.services.len(), 1, "the drop-in");
+        let results = compliance::check(&NodeFacts { files, ..NodeFacts::default() });
+        let mut rules = vec!["4.1.1", "4.1.5", "4.1.7", "4.1.9"];
+        // The files belong to the user of the test.
+        if rustix::process::geteuid().is_root() {
+            rules.extend(["4.1.2", "4.1.6", "4.1.8", "4.1.10"]);
+        }
+        for id in rules {
+            let rule = results.iter().find(|rule| rule.id == id).unwrap();
+            assert_eq!(rule.standing, RuleStatus::Pass, "{id}: {}", rule.evidence);
+        }
     }
 
     #[test]
