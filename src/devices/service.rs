@@ -413,7 +413,11 @@ impl Devices {
             let reserved = self.shared.state.locked().pending_resources(&pod.uid, &request.container);
             for resource in reserved {
                 let allocated = self.allocate_one(pod, &request.container, &resource, stop);
-                if allocated.as_ref().is_err_and(|error| !matches!(error, DeviceError::Stopped(_))) {
+                if matches!(allocated, Err(DeviceError::Stopped(_))) {
+                    // Nothing has changed. Many pods can wait, and the text of many devices is long.
+                    return allocated;
+                }
+                if allocated.is_err() {
                     self.unreserve(&pod.uid);
                 }
                 // Also after a failure: what was granted before must not be lost.

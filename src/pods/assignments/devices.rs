@@ -5,13 +5,13 @@
 //! made: a plugin that hangs holds up only that pod. A pod that waits for a plugin after a reboot is
 //! admitted without a reservation; its worker makes up for that when the plugin is back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::Assignments;
 use super::provider::DeviceProvider;
-use crate::devices::{DeviceError, Devices, PodRequest, Readiness};
+use crate::devices::{DeviceError, Devices, PodRequest, Readiness, STOP_GRACE};
 use crate::model::api::{ResourceHealth, ResourceStatus};
 use crate::model::device_setup::DeviceSetup;
 use crate::model::ids::PodUid;
@@ -37,6 +37,8 @@ pub(super) struct PodDevices {
     /// The pods that may have devices, as the sync loop last said; `None` until all sources have
     /// delivered their pods. Each pod that is admitted later is added.
     active: Mutex<Option<BTreeSet<PodUid>>>,
+    /// Since when admitted pods wait for a plugin that has ended.
+    stopped: Mutex<BTreeMap<PodUid, Instant>>,
 }
 
 /// Whether the devices of a pod are ready.
@@ -69,6 +71,14 @@ impl PodDevices {
         self.active.locked()
     }
 
+    /// Whether an admitted pod, whose plugin is not there, may wait for it. A plugin that ends again and
+    /// again, or is back and never lists its devices, must not keep the pod and its devices without a
+    /// limit: its resource is not removed after [`STOP_GRACE`].
+    fn may_wait(&self, pod: &PodUid, now: Instant) -> bool {
+        let since = *self.stopped.locked().entry(pod.clone()).or_insert(now);
+        now.saturating_duration_since(since) < STOP_GRACE
+    }
+
     /// Whether a pod that is not `in_use` has devices of a kind that these requests name.
     fn are_held_by_others(&self, requests: &PodRequest, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
         let wanted = requests.resources();
@@ -86,6 +96,34 @@ impl PodDevices {
         let known = active.as_ref()?;
         Some(self.devices.release_inactive(&|uid| uid == own || known.contains(uid)))
     }
+
+    /// Has the plugins prepare the devices that are reserved for a pod.
+    pub(super) fn allocate_reserved(
+        &self,
+        requests: &PodRequest,
+        now: Instant,
+        stop: &StopToken,
+    ) -> DeviceReadiness {
+        let uid = &requests.uid;
+        let Err(error) = self.devices.allocate(requests, stop) else {
+            self.stopped.locked().remove(uid);
+            return DeviceReadiness::Ready;
+        };
+        let is_cancelled = stop.is_stopped();
+        // DIFFERS: upstream allocates at admission, and does not need the plugin here. The devices stay
+        // reserved until the plugin is back, or its resource is removed, at most five minutes.
+        if matches!(error, DeviceError::Stopped(_)) && (is_cancelled || self.may_wait(uid, now)) {
+            return DeviceReadiness::Wait { message: error.to_string(), retry: RETRY };
+        }
+        if is_cancelled {
+            // A later step tries again.
+            self.waiting().insert(uid.clone());
+            return DeviceReadiness::Wait { message: error.to_string(), retry: RETRY };
+        }
+        self.stopped.locked().remove(uid);
+        self.devices.unreserve(uid);
+        DeviceReadiness::Denied { reason: reasons::UNEXPECTED_ADMISSION_ERROR, message: error.message() }
+    }
 }
 
 impl Assignments {
@@ -97,6 +135,7 @@ impl Assignments {
             running,
             waiting: Mutex::default(),
             active: Mutex::default(),
+            stopped: Mutex::default(),
         }));
         self
     }
@@ -191,23 +230,7 @@ impl Assignments {
             }
             own.waiting().remove(pod.uid());
         }
-        match own.devices.allocate(&requests, stop) {
-            Ok(()) => DeviceReadiness::Ready,
-            // DIFFERS: upstream allocates at admission, and does not need the plugin here. The devices stay
-            // reserved until the plugin is back, or its resource is removed after five minutes.
-            Err(error @ DeviceError::Stopped(_)) => {
-                DeviceReadiness::Wait { message: error.to_string(), retry: RETRY }
-            }
-            // The call was cancelled, and a later step tries again.
-            Err(error) if stop.is_stopped() => {
-                own.waiting().insert(pod.uid().clone());
-                DeviceReadiness::Wait { message: error.to_string(), retry: RETRY }
-            }
-            Err(error) => DeviceReadiness::Denied {
-                reason: reasons::UNEXPECTED_ADMISSION_ERROR,
-                message: error.message(),
-            },
-        }
+        own.allocate_reserved(&requests, Instant::now(), stop)
     }
 
     /// What the devices of a container mean for it, which is created now.
@@ -256,6 +279,7 @@ impl Assignments {
     pub(super) fn forget_devices(&self, uid: &PodUid) {
         if let Some(own) = &self.devices {
             own.waiting().remove(uid);
+            own.stopped.locked().remove(uid);
         }
     }
 }

@@ -308,6 +308,7 @@ mod devices {
     use std::collections::BTreeSet;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Instant;
 
     use crossbeam_channel::{Receiver, bounded};
 
@@ -443,6 +444,35 @@ mod devices {
         assert!(matches!(refused, Admission::Reject { .. }), "{refused:?}");
         assert_eq!(allocate(&fixture, &pod), DeviceReadiness::Ready);
         assert_eq!(second.calls(), ["Options", "ListAndWatch", "Allocate d1,d2"]);
+    }
+
+    #[test]
+    fn pod_whose_plugin_never_lists_its_devices_again_fails_after_five_minutes() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut first, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
+        fixture.register(&first, 2);
+        let pod = widget_pod("pod", 2);
+        assert_eq!(fixture.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+        first.die();
+        fixture.changes.recv_timeout(LONG).unwrap();
+        // Its resource is not removed: the new one is connected.
+        let _second = plugin(root.path());
+        fixture.devices.register("v1beta1", "widget.sock", WIDGET).unwrap();
+        let own = fixture.assignments.devices.as_deref().unwrap();
+        let (requests, begun) = (devices::PodRequest::from_pod(&pod), Instant::now());
+        let try_after = |seconds| {
+            own.allocate_reserved(&requests, begun + Duration::from_secs(seconds), &StopToken::never())
+        };
+        for seconds in [0, 299] {
+            assert!(matches!(try_after(seconds), DeviceReadiness::Wait { .. }));
+        }
+        let message =
+            "Allocate failed due to endpoint example.com/widget has been stopped, which is unexpected";
+        let denied =
+            DeviceReadiness::Denied { reason: "UnexpectedAdmissionError", message: message.to_owned() };
+        assert_eq!(try_after(300), denied);
+        // Other pods can have its devices.
+        assert!(fixture.devices.read(|state| state.holds().pod(pod.uid()).is_none()));
     }
 
     #[test]
