@@ -491,7 +491,9 @@ impl Devices {
                 // DIFFERS: upstream has the hint of the admission, which was made without these devices.
                 self.reserve(pod, container, None, false)?;
             }
-            self.allocate(pod, stop)?;
+            // Only a pod that has not started waits for a plugin with its reservations. One that runs would
+            // make no other step meanwhile, and fail at the end.
+            self.allocate(pod, stop).inspect_err(|_| self.unreserve(&pod.uid))?;
         }
         // DIFFERS: upstream calls it before it allocates missing devices, and fails at each try.
         for resource in &wanted {

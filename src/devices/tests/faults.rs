@@ -130,6 +130,22 @@ fn a_container_without_devices_gets_them_before_the_plugin_prepares_its_start() 
     assert_eq!(plugin.calls(), ["Preferred d1,d2,d3,d4", "Allocate d4", "PreStart d4"]);
 }
 
+/// The reservation would have the whole pod wait, and at last fail.
+#[test]
+fn container_that_is_created_without_its_plugin_leaves_no_reservation() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
+    let pod = simple_pod("p", 1);
+    fixture.devices.reserve(&pod, "main", None, false).unwrap();
+    plugin.die();
+    fixture.changed();
+    let refused = fixture.devices.prepare(&pod, "main", true, &StopToken::never());
+    assert_eq!(refused, Err(DeviceError::Stopped(WIDGET.to_owned())));
+    assert!(fixture.devices.read(|state| state.holds().pod(&pod.uid).is_none()));
+}
+
 #[test]
 fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
     let directory = tempfile::tempdir().unwrap();
