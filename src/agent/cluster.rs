@@ -381,16 +381,22 @@ impl node::VolumesInUse for UsedVolumes {
     }
 }
 
-/// Whether containers of a pod may still run: until then its object must not be deleted.
+/// Whether containers of a pod may still run: until then its object must not be deleted, and its end is
+/// not reported.
 fn activity(rooms: &Rooms) -> impl Fn(&PodUid) -> Activity + Send + 'static {
-    let (view, observe) = (rooms.view.clone(), rooms.observe.clone());
+    let (view, observe, claims) = (rooms.view.clone(), rooms.observe.clone(), rooms.claims.clone());
     move |uid| match view.get().pods.get(uid) {
         Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
         Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
-        // A rejected pod may still run if it was started before a restart of the agent.
-        _ if observe.still_runs(uid) => Activity::MayRun,
-        _ => Activity::Stopped,
+        _ => activity_without_worker(observe.still_runs(uid), claims.uses_any(uid)),
     }
+}
+
+/// A rejected pod may still run if it was started before a restart of the agent. While its claims are
+/// prepared it counts as running, too: as soon as the API server shows its end, its claims can be allocated
+/// to another pod (Go: `PodCouldHaveRunningContainers`).
+fn activity_without_worker(still_runs: bool, uses_claims: bool) -> Activity {
+    if still_runs || uses_claims { Activity::MayRun } else { Activity::Stopped }
 }
 
 fn node_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> node::Settings {
@@ -448,6 +454,13 @@ mod tests {
     use super::*;
     use crate::config::DefaultSet;
     use crate::config::effects::default_configuration;
+
+    #[test]
+    fn end_of_a_rejected_pod_is_withheld_until_it_has_stopped_and_its_claims_are_unprepared() {
+        assert_eq!(activity_without_worker(true, false), Activity::MayRun);
+        assert_eq!(activity_without_worker(false, true), Activity::MayRun);
+        assert_eq!(activity_without_worker(false, false), Activity::Stopped);
+    }
 
     #[test]
     fn a_rate_of_zero_is_not_unlimited() {

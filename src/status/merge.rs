@@ -11,12 +11,12 @@ use super::condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 use super::conditions;
 use super::phase::is_terminal;
 
-/// Whether containers of the pod may still run on this node.
+/// Whether containers of the pod may still run on this node, or its resource claims are prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Containers of the pod may run.
+    /// Containers of the pod may run, or its claims are prepared.
     MayRun,
-    /// All containers have stopped, and none will start again.
+    /// All containers have stopped, and none will start again. No claim is prepared for the pod.
     Stopped,
 }
 
