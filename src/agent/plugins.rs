@@ -177,7 +177,7 @@ impl Handler for CsiDrivers {
         stop: &StopToken,
     ) -> Result<(), String> {
         if let Err(error) = self.registry.register(name, endpoint, versions, stop) {
-            if self.registry.get(name).is_err() {
+            if !stop.is_stopped() && self.registry.get(name).is_err() {
                 // It may have replaced an instance that the objects show.
                 self.announce_removal(name, stop);
             }

@@ -70,7 +70,10 @@ pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> 
             .failure(socket, format!("RegisterPlugin error -- plugin registration failed with err: {error}"))
     })?;
     if let Err(error) = notice.send(true, String::new()) {
-        handler.deregister(&plugin.name, &plugin.endpoint);
+        // When the agent ends, plugins stay registered: the next one finds them.
+        if !stop.is_stopped() {
+            handler.deregister(&plugin.name, &plugin.endpoint);
+        }
         return Err(short(format!(
             "RegisterPlugin error -- failed to send registration status at socket {shown}, err: {error}"
         )));

@@ -220,6 +220,32 @@ fn lost_notice_removes_the_plugin_again() {
     assert_eq!(fixture.next(), "-a");
 }
 
+/// The node's objects would lose what the plugin offers until the next agent has registered it.
+#[test]
+fn plugin_that_does_not_take_its_notice_stays_when_the_agent_ends() {
+    let fixture = Fixture::new();
+    let info = PluginInfo { type_: CSI.into(), name: "a".into(), ..PluginInfo::default() };
+    let (entered_tx, entered) = bounded(1);
+    let (end_tx, end) = bounded::<()>(0);
+    let _fake = FakePlugin::with(
+        &fixture.path("a.sock"),
+        move |_| Ok(info.clone()),
+        move |_| {
+            let _ = entered_tx.try_send(());
+            let _ = end.recv();
+            Ok(())
+        },
+    );
+    // Dropped before the plugin, which waits for its calls.
+    let release = end_tx;
+    assert!(fixture.next().starts_with("+a "));
+    entered.recv_timeout(LIMIT).unwrap();
+    let Fixture { dir: _dir, calls, _plugins: plugins, .. } = fixture;
+    drop(plugins);
+    assert_eq!(calls.try_iter().next(), None);
+    drop(release);
+}
+
 #[test]
 fn plugins_that_hang_delay_no_other() {
     let fixture = Fixture::new();

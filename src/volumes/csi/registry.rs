@@ -165,7 +165,8 @@ impl Registry {
     /// Registers a driver, and gets its answer about this node. Waits for the answer.
     ///
     /// # Errors
-    /// The text that the driver gets. It is not registered then, and counts as removed if it was.
+    /// The text that the driver gets. It is not registered then, and counts as removed if the call did
+    /// not end by `stop`.
     pub fn register(
         &self,
         name: &str,
@@ -203,10 +204,13 @@ impl Registry {
             Err(error) => {
                 if own.is_some() {
                     table.drivers.remove(name);
-                    // The objects may show what an earlier instance said (Go: `unregisterDriver`).
-                    table.removed.insert(name.to_owned());
-                    drop(table);
-                    self.ring();
+                    // The objects may show what an earlier instance said (Go: `unregisterDriver`). They stay
+                    // for the next agent if the call ended with this one.
+                    if !stop.is_stopped() {
+                        table.removed.insert(name.to_owned());
+                        drop(table);
+                        self.ring();
+                    }
                 }
                 let (name, reason) = (name.to_owned(), error.to_string());
                 Err(RegistryError::Registration { step: "RegisterPlugin", name, reason })
@@ -379,6 +383,20 @@ mod tests {
         assert!(registry.changed().try_recv().is_ok());
         let (installed, removed) = registry.nodes();
         assert!(installed.is_empty() && removed.contains("d"), "{installed:?} {removed:?}");
+    }
+
+    /// Else the node would lose the drivers that register when the agent is restarted.
+    #[test]
+    fn driver_whose_registration_ends_with_the_agent_does_not_count_as_removed() {
+        let (registry, node) = registry();
+        registry.register("d", "/s1", &v("1.0.0"), &StopToken::never()).unwrap();
+        registry.changed().try_recv().unwrap();
+        node.fail("info", Fault::Final);
+        let (agent, stop) = crate::util::stop::pair();
+        drop(agent);
+        registry.register("d", "/s2", &v("1.0.0"), &stop).unwrap_err();
+        assert!(registry.changed().try_recv().is_err());
+        assert!(registry.nodes().1.is_empty());
     }
 
     #[test]
