@@ -159,12 +159,18 @@ pub struct HealthReports {
 impl HealthReports {
     /// Waits for the next report, with the number of its devices; `None`: the driver has ended the
     /// stream. A device that cannot be read is left out, and so is what comes after the first
-    /// `MAX_REPORTS` devices.
+    /// `MAX_REPORTS` devices. `check` is called after each `interval` without a report until it returns
+    /// `true`.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn next(&mut self, stop: &StopToken) -> Result<Option<(usize, Vec<Report>)>, CallError> {
-        let Some(found) = self.stream.next(stop)? else { return Ok(None) };
+    pub fn next(
+        &mut self,
+        stop: &StopToken,
+        interval: Duration,
+        check: impl FnMut() -> bool,
+    ) -> Result<Option<(usize, Vec<Report>)>, CallError> {
+        let Some(found) = self.stream.next_with_check(stop, interval, check)? else { return Ok(None) };
         Ok(Some((found.devices.len(), reports(&found.devices))))
     }
 }

@@ -124,7 +124,7 @@ impl DriverInstance {
         let mut is_lost = false;
         loop {
             if let Some(service) = health {
-                let outcome = self.read(client, service, &mut is_lost, stop);
+                let outcome = self.read(client, service, &mut is_lost, PAUSE, stop);
                 match outcome {
                     Ok(()) => {
                         log::debug!("DRA driver {} has ended its stream of health reports", self.driver)
@@ -155,27 +155,41 @@ impl DriverInstance {
         }
     }
 
-    /// Reads the reports until the stream ends. A driver that reports is there, and can be lost again.
+    /// Reads the reports until the stream ends. A driver that reports is there, and can be lost again. One
+    /// may have nothing to report for a long time: its connection is checked after each `interval`.
     fn read(
         &self,
         client: &Client,
         service: HealthService,
         is_lost: &mut bool,
+        interval: Duration,
         stop: &StopToken,
     ) -> Result<(), Kind> {
         let mut stream = client.watch(service).map_err(|error| error.kind)?;
-        let mut is_first = true;
-        while let Some((devices, reports)) = stream.next(stop).map_err(|error| error.kind)? {
-            if std::mem::take(&mut is_first) {
-                *is_lost = false;
-                self.shared.lost(&self.driver);
+        let mut is_noticed = false;
+        loop {
+            let next = stream.next(stop, interval, || {
+                if !is_noticed && client.is_connected() {
+                    is_noticed = true;
+                    self.notice(is_lost);
+                }
+                is_noticed
+            });
+            let Some((devices, reports)) = next.map_err(|error| error.kind)? else { return Ok(()) };
+            if !std::mem::replace(&mut is_noticed, true) {
+                self.notice(is_lost);
             }
             let has_changed = self.update(reports);
             if stop.wait(self.report_wait(devices, has_changed, Instant::now())) == Waited::Stopped {
                 return Err(Kind::Cancelled);
             }
         }
-        Ok(())
+    }
+
+    /// The driver is there.
+    fn notice(&self, is_lost: &mut bool) {
+        *is_lost = false;
+        self.shared.lost(&self.driver);
     }
 
     /// The wait before the next report.

@@ -433,6 +433,29 @@ impl<Resp> ResponseStream<Resp> {
     /// # Errors
     /// The server's status, a broken connection, or [`Kind::Cancelled`] after `stop`.
     pub fn next(&mut self, stop: &StopToken) -> Result<Option<Resp>, CallError> {
+        self.next_or_check(stop, None, &mut || true)
+    }
+
+    /// Like [`ResponseStream::next`], but calls `check` after each `interval` without a response until it
+    /// returns `true`.
+    ///
+    /// # Errors
+    /// Those of [`ResponseStream::next`].
+    pub fn next_with_check(
+        &mut self,
+        stop: &StopToken,
+        interval: Duration,
+        mut check: impl FnMut() -> bool,
+    ) -> Result<Option<Resp>, CallError> {
+        self.next_or_check(stop, Some(interval), &mut check)
+    }
+
+    fn next_or_check(
+        &mut self,
+        stop: &StopToken,
+        mut interval: Option<Duration>,
+        check: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Resp>, CallError> {
         let _waiting = threads::waiting(self.method);
         loop {
             let mut context = Context::from_waker(&self.bell.waker);
@@ -443,9 +466,17 @@ impl<Resp> ResponseStream<Resp> {
                 }
                 Poll::Pending => {}
             }
-            if self.bell.wait(stop) == Woken::Stop {
-                self.receiver.cancel();
-                return Err(CallError::stopped(self.method));
+            let woken = match interval {
+                Some(interval) => self.bell.wait_within(stop, interval),
+                None => self.bell.wait(stop),
+            };
+            match woken {
+                Woken::Progress => {}
+                Woken::Late => interval = interval.filter(|_| !check()),
+                Woken::Stop => {
+                    self.receiver.cancel();
+                    return Err(CallError::stopped(self.method));
+                }
             }
         }
     }

@@ -497,7 +497,36 @@ fn driver_that_was_lost_and_reports_again_can_be_lost_again() {
     shared.lost(DRIVER);
     assert!(is_pending());
     let mut is_lost = true;
-    let outcome = instance.read(&client, HealthService::V1, &mut is_lost, &StopToken::never());
+    let outcome = instance.read(&client, HealthService::V1, &mut is_lost, PATIENCE, &StopToken::never());
+    assert_eq!((outcome, is_lost, is_pending()), (Ok(()), false, false));
+}
+
+#[test]
+fn driver_that_is_back_and_has_nothing_to_report_can_be_lost_again() {
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let shared = Arc::clone(&fixture.claims.shared);
+    let far = Instant::now() + Duration::from_secs(3600);
+    let is_pending = move || shared.wipes.locked().due(far).contains(&Some(DRIVER.to_owned()));
+    let is_unnoticed = is_pending.clone();
+    let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, move |_, _, stop| {
+        let begun = Instant::now();
+        while is_unnoticed() && !stop.is_stopped() && begun.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    let _server = Server::start(&fixture.socket(), [service]).unwrap();
+    let endpoint = fixture.socket().display().to_string();
+    let client = Client::new(DRIVER, &endpoint, Service::V1, LIMIT).unwrap();
+    let shared = &fixture.claims.shared;
+    let called: Arc<dyn Driver> = Arc::new(client.clone());
+    shared.drivers.locked().add(DRIVER, &endpoint, || Ok(called)).unwrap();
+    let instance = DriverInstance { shared: Arc::clone(shared), driver: DRIVER.into(), endpoint };
+    shared.lost(DRIVER);
+    assert!(is_pending());
+    let mut is_lost = true;
+    let interval = Duration::from_millis(1);
+    let outcome = instance.read(&client, HealthService::V1, &mut is_lost, interval, &StopToken::never());
     assert_eq!((outcome, is_lost, is_pending()), (Ok(()), false, false));
 }
 
