@@ -135,9 +135,11 @@ impl HealthCache {
         };
         let driver = |(name, driver): (String, StoredDriver)| {
             let devices = driver.devices.unwrap_or_default().into_values().take(MAX_DEVICES);
-            (name, devices.filter_map(device).collect())
+            let devices: BTreeMap<DeviceKey, KnownHealth> = devices.filter_map(device).collect();
+            // Else the file would have the names of all drivers that were ever there.
+            (!devices.is_empty()).then_some((name, devices))
         };
-        Ok(HealthCache { drivers: stored.into_iter().map(driver).collect(), ..HealthCache::default() })
+        Ok(HealthCache { drivers: stored.into_iter().filter_map(driver).collect(), ..HealthCache::default() })
     }
 
     /// The text of the file.
@@ -365,6 +367,15 @@ mod tests {
         assert!(HealthCache::read("[]", now, wall_time).is_err());
         assert_eq!(HealthCache::read("{}", now, wall_time).unwrap(), HealthCache::default());
         assert!(HealthCache::read(r#"{"d":{"Devices":null}}"#, now, wall_time).is_ok());
+    }
+
+    #[test]
+    fn drivers_that_do_not_come_back_leave_the_file_at_the_next_start() {
+        let (now, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let mut cache = HealthCache::default();
+        cache.update(("d", "/e"), [report("a", Health::Healthy, 60, "")], now, wall_time);
+        let later = wall_time + jiff::SignedDuration::from_secs(61);
+        assert_eq!(HealthCache::read(&cache.write(), now, later).unwrap().write(), "{}");
     }
 
     #[test]
