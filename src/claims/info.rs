@@ -65,6 +65,9 @@ pub struct ClaimInfo {
     pub skips: BTreeMap<String, Vec<String>>,
     /// Whether all drivers have prepared it since the agent started.
     pub prepared: bool,
+    /// Whether a driver has not prepared it since it was entered. This is in the file: a pod that has a
+    /// sandbox and such a claim has no devices yet.
+    pub incomplete: bool,
 }
 
 impl ClaimInfo {
@@ -77,6 +80,7 @@ impl ClaimInfo {
             drivers: BTreeMap::new(),
             skips: BTreeMap::new(),
             prepared: false,
+            incomplete: false,
         }
     }
 

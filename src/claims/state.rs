@@ -73,14 +73,17 @@ impl Work {
             drivers.remove(driver);
         }
     }
+
+    /// Whether all drivers of a claim have succeeded.
+    fn is_done(&self, key: &ClaimKey) -> bool {
+        self.left.get(key).is_some_and(BTreeSet::is_empty)
+    }
 }
 
 /// The claims in use and the operations on them.
 #[derive(Debug, Default)]
 pub struct ClaimState {
     claims: BTreeMap<ClaimKey, ClaimInfo>,
-    /// Claims of this run that not all of their drivers have prepared yet.
-    incomplete: BTreeSet<ClaimKey>,
     /// The claims of operations that have begun. Dropped to wake those who wait.
     marked: BTreeMap<ClaimKey, Mark>,
     /// Increases with each change that the state file must show.
@@ -121,8 +124,7 @@ impl ClaimState {
     /// Whether the pod uses the claim, and all drivers have prepared it, in this run or an earlier one.
     #[must_use]
     pub fn is_prepared_for(&self, key: &ClaimKey, pod: &PodUid) -> bool {
-        let is_used = self.claims.get(key).is_some_and(|claim| claim.pods.contains(pod));
-        is_used && !self.incomplete.contains(key)
+        self.claims.get(key).is_some_and(|claim| claim.pods.contains(pod) && !claim.incomplete)
     }
 
     /// Whether the pod uses any claim: then it must not be reported as ended.
@@ -157,7 +159,6 @@ impl ClaimState {
             let key = &claim.id.key;
             let known = self.claims.entry(key.clone()).or_insert_with(|| {
                 self.version += 1;
-                self.incomplete.insert(key.clone());
                 ClaimInfo::new(claim.id.clone())
             });
             if known.pods.insert(pod.clone()) {
@@ -166,8 +167,7 @@ impl ClaimState {
             for driver in claim.drivers.keys() {
                 if !known.drivers.contains_key(driver) {
                     known.drivers.insert(driver.clone(), Vec::new());
-                    known.prepared = false;
-                    self.incomplete.insert(key.clone());
+                    (known.prepared, known.incomplete) = (false, true);
                     self.version += 1;
                 }
             }
@@ -241,6 +241,9 @@ impl ClaimState {
                     self.version += 1;
                 }
                 work.done(&key, driver);
+                if work.is_done(&key) && std::mem::replace(&mut claim.incomplete, false) {
+                    self.version += 1;
+                }
             }
         }
         outcome
@@ -271,12 +274,15 @@ impl ClaimState {
             if !left.is_empty() {
                 continue;
             }
-            self.incomplete.remove(&key);
             if work.unprepares {
                 self.claims.remove(&key);
                 self.version += 1;
             } else if let Some(claim) = self.claims.get_mut(&key) {
                 claim.prepared = true;
+                // None of its drivers was to be called.
+                if std::mem::replace(&mut claim.incomplete, false) {
+                    self.version += 1;
+                }
             }
         }
     }

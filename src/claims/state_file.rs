@@ -2,7 +2,8 @@
 //! (pure; Go: pkg/kubelet/cm/dra/state).
 //!
 //! `{"Data": "<JSON>", "Checksum": <CRC-32 of Data>}`. What is prepared is not in the file: after a
-//! start each claim counts as not prepared, and drivers accept the repetition.
+//! start each claim counts as not prepared, and drivers accept the repetition. Only a claim that a driver
+//! has never prepared is marked.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +62,9 @@ struct Claim<'a> {
     #[serde(rename = "PodUIDs")]
     pods: Option<BTreeMap<PodUid, EmptyObject>>,
     driver_state: Option<BTreeMap<Cow<'a, str>, Driver<'a>>>,
+    /// Only of this agent; the Go kubelet reads the file without it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    incomplete: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,6 +117,7 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
                 .map(|(name, devices)| (name.as_str().into(), driver(devices, info.skips.get(name))))
                 .collect(),
         ),
+        incomplete: info.incomplete,
     };
     let data = Data {
         kind: KIND.into(),
@@ -160,6 +165,7 @@ pub fn read(text: &str) -> Result<Vec<ClaimInfo>, StateError> {
             drivers,
             skips,
             prepared: false,
+            incomplete: claim.incomplete,
         }
     };
     Ok(data.claims.unwrap_or_default().into_iter().map(claim).collect())

@@ -268,6 +268,22 @@ fn pod_whose_driver_has_failed_is_prepared_again_before_its_next_container() {
     assert!(!claims.has_claims_of(&p()));
 }
 
+/// The agent is restarted before the driver is back: its container would start without devices.
+#[test]
+fn pod_whose_driver_has_failed_is_prepared_before_its_next_container_also_after_a_restart() {
+    let fixture = Fixture::new();
+    *fixture.driver.fail.locked() = Some("gone");
+    prepare(&fixture.start(), &p()).unwrap_err();
+    let claims = fixture.start();
+    assert!(claims.uses_any(p().uid()) && !claims.has_claims_of(&p()));
+    *fixture.driver.fail.locked() = None;
+    prepare(&claims, &p()).unwrap();
+    assert!(claims.has_claims_of(&p()));
+    let claims = fixture.start();
+    assert!(claims.has_claims_of(&p()));
+    assert_eq!(devices(&claims, &p()).len(), 2);
+}
+
 #[test]
 fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     let fixture = Fixture::new();

@@ -185,6 +185,25 @@ fn a_claim_that_is_prepared_again_has_its_devices_once() {
 }
 
 #[test]
+fn claim_without_devices_is_complete_when_its_last_driver_has_prepared_it() {
+    let claim = [info("a", "1", &["x", "y"])];
+    let key = claim[0].id.key.clone();
+    let mut state = ClaimState::default();
+    let mut operation = work(state.begin_prepare(&uid("p"), &claim).unwrap());
+    let stored =
+        |state: &ClaimState| ClaimState::new(state_file::read(&state_file::write(state.claims())).unwrap());
+    for driver in ["x", "y"] {
+        assert!(!state.is_prepared_for(&key, &uid("p")) && !stored(&state).is_prepared_for(&key, &uid("p")));
+        let version = state.version();
+        let response = PrepareResults::from([("1".to_owned(), Ok(Vec::new()))]);
+        state.driver_prepared(&mut operation, driver, response).unwrap();
+        assert_eq!(state.version() > version, driver == "y");
+    }
+    assert!(state.is_prepared_for(&key, &uid("p")) && stored(&state).is_prepared_for(&key, &uid("p")));
+    state.finish(operation);
+}
+
+#[test]
 fn a_claim_without_pods_is_unprepared() {
     let mut state = ClaimState::new(vec![info("a", "1", &["x"])]);
     assert!(state.has_unused());
