@@ -65,6 +65,8 @@ pub struct Resource {
     pub endpoint: PluginConnection,
     /// Whether the health in `devices` counts: the list is that of the plugin, which has not ended.
     pub is_alive: bool,
+    /// Whether a plugin has listed its devices in this run.
+    pub is_listed: bool,
 }
 
 impl Resource {
@@ -137,7 +139,10 @@ impl DeviceState {
     ) -> DeviceState {
         let stopped = |name: &String| {
             let endpoint = PluginConnection::Stopped { since: now, options: None };
-            (name.clone(), Resource { devices: DeviceList::new(), endpoint, is_alive: false })
+            (
+                name.clone(),
+                Resource { devices: DeviceList::new(), endpoint, is_alive: false, is_listed: false },
+            )
         };
         let resources = before.keys().map(stopped).collect();
         DeviceState { resources, holds, before, begun: now, removed: BTreeSet::new(), nodes }
@@ -179,6 +184,7 @@ impl DeviceState {
             devices: DeviceList::new(),
             endpoint,
             is_alive: false,
+            is_listed: false,
         });
         Ok(())
     }
@@ -231,6 +237,7 @@ impl DeviceState {
             devices.split_off(&first_without_room);
         }
         let known = self.resources.get_mut(resource)?;
+        known.is_listed = true;
         let was_alive = std::mem::replace(&mut known.is_alive, true);
         let before = std::mem::replace(&mut known.devices, devices);
         let is_new = !was_alive || before != known.devices;
@@ -526,9 +533,7 @@ impl DeviceState {
         let ids = |(name, known): (&String, &Resource)| {
             let listed = known.devices.iter().filter(|(_, device)| device.is_healthy).map(|(id, _)| id);
             let ids: Vec<DeviceId> = match self.before.get(name) {
-                Some(before) if !known.is_alive && known.devices.is_empty() => {
-                    before.iter().cloned().collect()
-                }
+                Some(before) if !known.is_listed => before.iter().cloned().collect(),
                 _ => listed.cloned().collect(),
             };
             (name.clone(), ids)

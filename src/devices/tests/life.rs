@@ -137,6 +137,10 @@ fn after_a_reboot_a_pod_waits_for_the_devices_of_a_plugin_that_ended_before_the_
     // The third one was not healthy.
     assert_eq!(ready(&state, 3), Readiness::Ready);
     assert_eq!(state.healthy_device_ids()[WIDGET], [DeviceId::from("d1")]);
+    // Its last list counts, also an empty one.
+    state.listed(WIDGET, 1, DeviceList::new()).unwrap();
+    state.stopped(WIDGET, 1, now);
+    assert!(state.healthy_device_ids()[WIDGET].is_empty());
 }
 
 #[test]
