@@ -48,7 +48,12 @@ impl Usage {
         let mut state = self.0.locked();
         match from {
             Use::Idle => state.idle = state.idle.saturating_sub(1),
-            Use::Request(RequestKind::Call) => state.calls = state.calls.saturating_sub(1),
+            Use::Request(RequestKind::Call) => {
+                if state.calls > 1 {
+                    state.parallel = now;
+                }
+                state.calls = state.calls.saturating_sub(1);
+            }
             Use::Request(RequestKind::Stream) | Use::Closed => {}
         }
         match to {
@@ -103,6 +108,20 @@ mod tests {
         // The server ends a watch.
         usage.change(STREAM, Use::Idle, later);
         assert!(is_surplus(later));
+    }
+
+    #[test]
+    fn requests_that_took_long_at_the_same_time_count_until_their_end() {
+        let (usage, start) = (Usage::default(), Instant::now());
+        let end = start + SERIAL_TIME * 2;
+        for _ in 0..2 {
+            usage.change(Use::Closed, CALL, start);
+        }
+        for _ in 0..2 {
+            usage.change(CALL, Use::Idle, end);
+        }
+        assert!(!usage.is_surplus(RequestKind::Call, end), "another burst may follow");
+        assert!(usage.is_surplus(RequestKind::Call, end + SERIAL_TIME));
     }
 
     #[test]
