@@ -287,7 +287,12 @@ impl ApiError {
         matches!(&self.cause, Cause::Transport { error, .. } if error.is_refused())
     }
 
-    /// The connection to the server did not come about in time, or broke before a response.
+    /// There was no connection to the server.
+    pub(super) fn is_unreachable(&self) -> bool {
+        matches!(&self.cause, Cause::Transport { error, .. } if error.is_unreachable())
+    }
+
+    /// The connection to the server broke before a response, or the server was silent.
     pub(super) fn is_broken(&self) -> bool {
         matches!(&self.cause, Cause::Transport { error, .. } if error.is_broken())
     }

@@ -24,8 +24,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Keep-alive finds a connection that the network has forgotten sooner, but not one that a proxy on the way
 /// keeps open. Go: the pings of HTTP/2 (apimachinery: pkg/util/net/http.go), after 30 s, for 15 s.
 const QUIET: Duration = Duration::from_secs(150);
-/// Attempts in a row to continue a watch while connections break before a response. DIFFERS: upstream lists
-/// again after the first one, which transfers all objects over a bad link.
+/// Attempts in a row to continue a watch while connections break before a response, or the server is silent;
+/// there is no limit while there is no connection. DIFFERS: upstream lists again after the first one, and has
+/// no limit for refused connections only. A list transfers all objects over a bad link.
 const REOPENS: u32 = 2;
 /// A watch that ends before this time without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
@@ -294,13 +295,8 @@ impl<'a, S> Reflector<'a, S> {
             };
             let mut stream = match stream {
                 Ok(stream) => stream,
-                Err(error) if error.is_refused() || error.status() == Some(429) => {
-                    self.count_failure(&error);
-                    self.step(moment, backoff)?;
-                    continue;
-                }
-                Err(error) if error.is_broken() && broken < REOPENS => {
-                    broken += 1;
+                Err(error) if continues(&error, broken) => {
+                    broken += u32::from(error.is_broken());
                     self.count_failure(&error);
                     self.step(moment, backoff)?;
                     continue;
@@ -483,6 +479,12 @@ impl<'a, S> Reflector<'a, S> {
     fn stopping(&self) -> ApiError {
         ApiError::stopping(self.attempt("watch"))
     }
+}
+
+/// Whether a watch that was not opened is tried again at its version, after so many attempts that broke: the
+/// server did not say that it has the version no longer.
+fn continues(error: &ApiError, broken: u32) -> bool {
+    error.is_unreachable() || error.status() == Some(429) || error.is_broken() && broken < REOPENS
 }
 
 /// Whether the server cannot serve the requested version.

@@ -114,6 +114,14 @@ impl DialError {
         matches!(self.innermost(), DialError::Connect { message, .. } if message == "connection refused")
     }
 
+    /// Whether there was no connection: no peer has seen the request.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self.innermost(),
+            DialError::Lookup { .. } | DialError::Connect { .. } | DialError::ConnectTimeout { .. }
+        )
+    }
+
     /// Whether the connection broke, or the peer was silent for too long: the next attempt may succeed.
     pub fn is_broken(&self) -> bool {
         match self.innermost() {
@@ -121,13 +129,7 @@ impl DialError {
                 [HANDSHAKE_TIMEOUT, "connection reset by peer", "connection timed out", "broken pipe"]
                     .contains(&message.as_str())
             }
-            error => matches!(
-                error,
-                DialError::Eof
-                    | DialError::Broken { .. }
-                    | DialError::Timeout
-                    | DialError::ConnectTimeout { .. }
-            ),
+            error => matches!(error, DialError::Eof | DialError::Broken { .. } | DialError::Timeout),
         }
     }
 

@@ -162,3 +162,30 @@ fn third_broken_connection_ends_the_attempts_to_continue() {
     assert!(error.is_broken(), "{error}");
     assert_eq!(requests, 1 + 1 + usize::try_from(REOPENS).unwrap());
 }
+
+/// A node whose link was down for some seconds listed all objects again.
+#[test]
+fn watch_continues_at_its_version_however_long_there_is_no_connection() {
+    let error = |error| ApiError::transport("watch pods".to_owned(), "https://test/".to_owned(), error);
+    let address = || "10.0.0.1:6443".to_owned();
+    let without_connection = [
+        DialError::Connect { address: address(), message: "connection refused".to_owned() },
+        DialError::Connect { address: address(), message: "network is unreachable".to_owned() },
+        DialError::ConnectTimeout { address: address() },
+        DialError::Lookup { host: "api".to_owned(), detail: "i/o timeout".to_owned() },
+    ];
+    for cause in without_connection {
+        let proxy = DialError::Proxy { proxy: "proxy:3128".to_owned(), cause: Box::new(cause.clone()) };
+        for cause in [cause, proxy] {
+            let error = error(cause);
+            assert!(continues(&error, REOPENS) && !error.is_broken(), "{error}");
+        }
+    }
+    for cause in [DialError::Eof, DialError::Timeout, DialError::Tls("handshake timeout".to_owned())] {
+        let error = error(cause);
+        assert!(continues(&error, REOPENS - 1) && !continues(&error, REOPENS), "{error}");
+    }
+    assert!(!continues(&error(DialError::Tls("certificate required".to_owned())), 0));
+    assert!(continues(&ApiError::for_test(429, "TooManyRequests", "busy"), REOPENS));
+    assert!(!continues(&ApiError::for_test(410, "Expired", "too old"), 0));
+}
