@@ -163,8 +163,11 @@ impl<'a, S> Reflector<'a, S> {
                     if short >= MAX_SHORT {
                         return Err(self.form("watch", "the server ends watches immediately"));
                     }
-                    if short > 0 && self.client.credential_generation() == stream.moment.generation {
-                        self.step(stream.moment, backoff)?;
+                    if self.client.credential_generation() == stream.moment.generation {
+                        self.count_failure(&self.form("watch", "the server did not send all objects"));
+                        if short > 0 {
+                            self.step(stream.moment, backoff)?;
+                        }
                     }
                 }
             }

@@ -129,6 +129,30 @@ fn silent_watch_continues_at_its_version_on_another_connection() {
     assert!(lines[1].contains("&resourceVersion=5&") && !lines[1].contains("sendInitialEvents"), "{lines:?}");
 }
 
+/// A proxy that withholds events left no trace in the log.
+#[test]
+fn list_that_is_never_complete_is_a_failure() {
+    let server = serve(|number| match number {
+        0 => Response::Open(vec![change("first", "4")]),
+        _ => Response::Nothing,
+    });
+    let (error, failures) = unblocked(move || {
+        let watched = Watched {
+            target: Target::pods(),
+            field_selector: None,
+            label_selector: None,
+            spread: Spread::PODS,
+        };
+        let mut sink = |_: Change<Value>| {};
+        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
+        reflector.quiet = SHORT * 2;
+        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
+        (error, reflector.failures.number())
+    });
+    assert!(error.is_broken(), "{error}");
+    assert_eq!(failures, 1);
+}
+
 #[test]
 fn connection_that_breaks_while_a_watch_is_opened_causes_no_list() {
     let server = serve(|number| match number {
