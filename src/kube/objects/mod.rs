@@ -124,6 +124,14 @@ pub trait ObjectApi: Send + Sync {
     /// [`ObjectError::NotFound`], `Forbidden` or `Unavailable`.
     fn read(&self, key: &Key) -> Result<Object, ObjectError>;
 
+    /// Reads an object that was never read: the API server may not know yet that a pod of this node names it.
+    ///
+    /// # Errors
+    /// As [`ObjectApi::read`].
+    fn read_new(&self, key: &Key) -> Result<Object, ObjectError> {
+        self.read(key)
+    }
+
     /// Watches the object on a thread until that is stopped.
     ///
     /// # Errors
@@ -678,14 +686,17 @@ impl Shared {
     /// Reads an object that is not watched. If that fails, the cached object is used, and also if a read
     /// that began later, or a watch, has a newer one already.
     fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
-        let number = {
+        let (number, is_new) = {
             let mut table = self.table();
+            let mut is_new = true;
             if let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) {
                 entry.reading = Some(Instant::now());
+                is_new = matches!(entry.known, KnownObject::Unread);
             }
-            table.next_number()
+            (table.next_number(), is_new)
         };
-        let result = self.api.read(key).map(Arc::new);
+        let result = if is_new { self.api.read_new(key) } else { self.api.read(key) };
+        let result = result.map(Arc::new);
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return result };
         // Callers that wait for this read continue when the table is unlocked.
@@ -712,7 +723,7 @@ impl Shared {
             entry.parked = Some(update);
             return entry.cached_result(key).unwrap_or(result);
         }
-        let is_new = match (&entry.known, &update) {
+        let is_changed = match (&entry.known, &update) {
             (KnownObject::Present(before), Some(now)) => !before.is_version(now),
             (KnownObject::Absent, None) => false,
             _ => true,
@@ -721,7 +732,7 @@ impl Shared {
         (entry.parked, entry.is_from_store) = (None, false);
         entry.read = Some(Instant::now());
         drop(table);
-        if is_new {
+        if is_changed {
             self.store(key);
         }
         result

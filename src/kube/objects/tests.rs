@@ -339,6 +339,34 @@ fn stop_of_a_pod_ends_its_wait_for_an_object() {
     assert_eq!(objects.get(&key("a"), Duration::from_secs(60), &stop), Err(ObjectError::Stopping));
 }
 
+/// The API server knows the pods of objects that were read before.
+#[test]
+fn only_the_first_read_of_an_object_is_for_a_server_that_may_not_know_its_pod() {
+    #[derive(Default)]
+    struct Lagging(Mutex<Vec<&'static str>>);
+    impl ObjectApi for Lagging {
+        fn read(&self, _: &Key) -> Result<Object, ObjectError> {
+            self.0.lock().unwrap().push("known");
+            Ok(object(1))
+        }
+        fn read_new(&self, _: &Key) -> Result<Object, ObjectError> {
+            self.0.lock().unwrap().push("new");
+            Ok(object(1))
+        }
+        fn watch(&self, _: &Key, _: OnUpdate) -> io::Result<Running> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+    let server = Arc::new(Lagging::default());
+    let api: Arc<dyn ObjectApi> = Arc::<Lagging>::clone(&server);
+    let objects = Objects::new(Strategy::Get, api, Box::new(|| None), Box::new(|_| {}));
+    objects.register(&pod("1", &["a"]));
+    for _ in 0..2 {
+        assert_eq!(get(&objects, "a"), Ok("1".into()));
+    }
+    assert_eq!(*server.0.lock().unwrap(), ["new", "known"]);
+}
+
 /// The first read gets an old version, and its response arrives when the test has sent a unit.
 struct Late {
     reads: AtomicUsize,

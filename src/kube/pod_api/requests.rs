@@ -101,17 +101,22 @@ impl ObjectApi for Requests {
             Kind::ConfigMap => Target::config_map(&key.namespace, &key.name),
             Kind::Secret => Target::secret(&key.namespace, &key.name),
         };
+        match self.client.get::<Stored>(&target) {
+            Ok(stored) => Ok(stored.into_object(key.kind)),
+            Err(error) => Err(object_error(key, &error)),
+        }
+    }
+
+    fn read_new(&self, key: &Key) -> Result<Object, ObjectError> {
         let mut waits = LAGS.iter();
         loop {
-            let error = match self.client.get::<Stored>(&target) {
-                Ok(stored) => return Ok(stored.into_object(key.kind)),
-                Err(error) => error,
-            };
+            let result = self.read(key);
             // The server may not know yet that a pod of this node names the object. DIFFERS: the Go kubelet
             // leaves this to the volume's back-off.
-            match waits.next().filter(|_| error.is_forbidden()) {
+            let lags = matches!(result, Err(ObjectError::Forbidden { .. }));
+            match waits.next().filter(|_| lags) {
                 Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => return Err(object_error(key, &error)),
+                _ => return result,
             }
         }
     }

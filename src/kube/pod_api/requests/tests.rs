@@ -128,6 +128,8 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         let response = if lags {
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
                 "message": "pod \"config\" not found"})
+        } else if path.ends_with("/denied") {
+            json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "no"})
         } else if method == "POST" {
             json!({"kind": "TokenRequest", "spec": {"expirationSeconds": 3607},
                 "status": {"token": "t0", "expirationTimestamp": "2099-01-01T00:00:00Z"}})
@@ -136,7 +138,11 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         } else {
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "no"})
         };
-        let status = if response["code"] == 404 { "404 Not Found" } else { "200 OK" };
+        let status = match response["code"].as_u64() {
+            Some(404) => "404 Not Found",
+            Some(403) => "403 Forbidden",
+            _ => "200 OK",
+        };
         let text = response.to_string();
         let _ = write!(
             stream,
@@ -260,6 +266,25 @@ fn a_pods_needs_become_the_right_requests() {
     client.drop_connections();
     let connections = std::mem::take(&mut lock(&server.state).connections);
     lock(&server.state).streams.clear();
+    drop(connections);
+}
+
+#[test]
+fn refused_read_is_repeated_only_if_the_server_may_not_know_the_pod() {
+    let server = Server::start();
+    let (deaths, _died) = bounded(1);
+    let requests = Requests { client: server.client(), deaths };
+    let denied = Key::new(Kind::Secret, "default", "denied");
+    assert!(matches!(requests.read(&denied), Err(ObjectError::Forbidden { .. })));
+    assert_eq!(server.seen("GET").len(), 1);
+    assert!(matches!(requests.read_new(&denied), Err(ObjectError::Forbidden { .. })));
+    assert_eq!(server.seen("GET").len(), 1 + 1 + LAGS.len());
+    let missing = Key::new(Kind::Secret, "default", "missing");
+    assert_eq!(requests.read_new(&missing), Err(objects::not_found(&missing)));
+    assert_eq!(server.seen("GET /api/v1/namespaces/default/secrets/missing").len(), 1);
+    // Closes the connections.
+    drop(requests);
+    let connections = std::mem::take(&mut lock(&server.state).connections);
     drop(connections);
 }
 
