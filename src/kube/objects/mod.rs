@@ -46,6 +46,11 @@ pub const MAX_WATCHES: usize = 64;
 const POLL: Duration = Duration::from_secs(60);
 /// The age at which the authorities of the cluster are read again, if their pods are synced.
 const ROOT_POLL: Duration = Duration::from_secs(300);
+/// An absence that has lasted for less is not used again: the pod that waits for the object reads it at once.
+const ABSENCE: Duration = Duration::from_secs(10);
+/// A longer absence is used for this part of the time that it has lasted, but not for longer than an object, or
+/// than `POLL`.
+const ABSENCE_PART: u32 = 10;
 /// A read that takes longer does not prevent another one.
 const READ_LIMIT: Duration = Duration::from_secs(15);
 /// How long a pod waits for the first read of an object, or of services.
@@ -205,6 +210,8 @@ struct Entry {
     is_from_store: bool,
     /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
+    /// When the first of the last reads in a row found no object.
+    absent: Option<Instant>,
     /// When a caller began to read the object, while it does.
     reading: Option<Instant>,
     /// The number of the read or the update of the watch that `known` is from.
@@ -253,6 +260,7 @@ impl Entry {
             is_unstored: false,
             is_from_store: false,
             read: None,
+            absent: None,
             reading: None,
             number: 0,
             watch: Watch::No,
@@ -277,6 +285,11 @@ impl Entry {
             KnownObject::Present(object) => Some(Ok(Arc::clone(object))),
         }
     }
+}
+
+/// How long an absence that has lasted for this time is used without another request.
+fn absence_age(lasted: Duration) -> Duration {
+    if lasted < ABSENCE { Duration::ZERO } else { POLL.min(lasted / ABSENCE_PART) }
 }
 
 /// The error for a missing object.
@@ -396,7 +409,8 @@ impl Objects {
             if !known {
                 // The pod may be newer than the cached object, but not than the authorities of the cluster.
                 for key in wanted.iter().filter(|key| !key.is_root_authority()) {
-                    table.entry(key).read = None;
+                    let entry = table.entry(key);
+                    (entry.read, entry.absent) = (None, None);
                 }
                 if self.shared.offline.get().is_some() {
                     new.extend(wanted.iter().cloned());
@@ -656,10 +670,15 @@ impl Shared {
                     && matches!(&entry.known, KnownObject::Present(object) if object.immutable);
                 // A request would wait for a server that does not count.
                 let is_last = !self.server_counts() && !matches!(entry.known, KnownObject::Unread);
-                // A missing object is read at each use (Go: `data.err` of cache_based_manager.go). DIFFERS:
-                // a request to a server that does not respond would delay restarts of containers.
-                let is_usable = matches!(entry.known, KnownObject::Present(_))
-                    && entry.read.is_some_and(|read| !responds || read.elapsed() < age);
+                // DIFFERS: a request to a server that does not respond would delay restarts of containers. A
+                // missing object is read at each use for a short time only (Go: `data.err` of
+                // cache_based_manager.go): a pod may name hundreds that never appear.
+                let absence = || entry.absent.map_or(Duration::ZERO, |since| absence_age(since.elapsed()));
+                let is_usable = entry.read.is_some_and(|read| match entry.known {
+                    KnownObject::Unread => false,
+                    KnownObject::Present(_) => !responds || read.elapsed() < age,
+                    KnownObject::Absent => !responds || read.elapsed() < age.min(absence()),
+                });
                 immutable || is_last || is_usable
             }
             Watch::Starting | Watch::On(_) | Watch::Over => true,
@@ -708,14 +727,17 @@ impl Shared {
             Ok(object) => Some(Arc::clone(object)),
             Err(error) if error.is_not_found() => None,
             Err(error) => {
-                let KnownObject::Present(object) = &entry.known else { return result };
-                log::debug!(
-                    "{} {}/{}: the cached copy is used: {error}",
-                    key.kind.as_str(),
-                    key.namespace,
-                    key.name
-                );
-                return Ok(Arc::clone(object));
+                let cached = match &entry.known {
+                    KnownObject::Present(object) => Ok(Arc::clone(object)),
+                    // A pod that came after the last read may be newer than the absence.
+                    KnownObject::Absent if entry.read.is_some() && *error != ObjectError::Stopping => {
+                        Err(not_found(key))
+                    }
+                    KnownObject::Absent | KnownObject::Unread => return result,
+                };
+                let Key { kind, namespace, name } = key;
+                log::debug!("{} {namespace}/{name}: the last result is used: {error}", kind.as_str());
+                return cached;
             }
         };
         entry.number = number;
@@ -730,7 +752,9 @@ impl Shared {
         };
         entry.known = KnownObject::from_update(update);
         (entry.parked, entry.is_from_store) = (None, false);
-        entry.read = Some(Instant::now());
+        let now = Instant::now();
+        entry.read = Some(now);
+        entry.absent = matches!(entry.known, KnownObject::Absent).then(|| entry.absent.unwrap_or(now));
         drop(table);
         if is_changed {
             self.store(key);

@@ -234,6 +234,45 @@ fn missing_object_without_a_watch_is_read_at_each_use() {
     }
 }
 
+/// A pod that named hundreds of optional objects had all of them requested at each of its syncs.
+#[test]
+fn absence_is_used_the_longer_the_longer_it_has_lasted() {
+    let ages = [0, 9, 10, 300, 6000].map(|seconds| absence_age(Duration::from_secs(seconds)).as_secs());
+    assert_eq!(ages, [0, 0, 1, 30, 60]);
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Cache, &server);
+    let absent: Result<String, String> = Err("configmap \"a\" not found".into());
+    objects.register(&pod("1", &["a"]));
+    assert_eq!(get(&objects, "a"), absent);
+    let since = Instant::now().checked_sub(Duration::from_secs(36_000));
+    objects.shared.table().entries.get_mut(&key("a")).unwrap().absent = since;
+    server.set(&key("a"), Ok(object(1)));
+    assert_eq!((get(&objects, "a"), server.reads()), (absent, 1));
+    // A new pod may be newer than the absence.
+    objects.register(&pod("2", &["a"]));
+    assert_eq!((get(&objects, "a"), server.reads()), (Ok("1".into()), 2));
+    assert!(objects.shared.table().entries[&key("a")].absent.is_none());
+}
+
+#[test]
+fn known_absence_is_used_while_the_server_is_silent_or_fails() {
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Get, &server);
+    let absent: Result<String, String> = Err("configmap \"a\" not found".into());
+    objects.register(&pod("1", &["a"]));
+    assert_eq!((get(&objects, "a"), server.reads()), (absent.clone(), 1));
+    server.is_silent.store(true, Ordering::SeqCst);
+    assert_eq!((get(&objects, "a"), server.reads()), (absent.clone(), 1));
+    server.is_silent.store(false, Ordering::SeqCst);
+    server.set(&key("a"), Err(ObjectError::Stopping));
+    assert_eq!((get(&objects, "a"), server.reads()), (Err("stopping".into()), 2));
+    server.set(&key("a"), Err(ObjectError::Unavailable { text: "no route to host".into() }));
+    assert_eq!((get(&objects, "a"), server.reads()), (absent, 3));
+    // A new pod may be newer than the absence.
+    objects.register(&pod("2", &["a"]));
+    assert_eq!((get(&objects, "a"), server.reads()), (Err("no route to host".into()), 4));
+}
+
 #[test]
 fn authorities_of_the_cluster_are_read_without_a_watch() {
     let root = "kube-root-ca.crt";
