@@ -460,6 +460,8 @@ impl Objects {
         loop {
             match self.shared.step(key) {
                 Step::Done(result) => return result,
+                // A pod may name hundreds of objects, each with a request that takes seconds.
+                Step::Read(_) if stop.is_stopped() => return Err(ObjectError::Stopping),
                 Step::Read(id) => {
                     let result = self.shared.read(key, id);
                     if result.is_err() {

@@ -378,6 +378,17 @@ fn stop_of_a_pod_ends_its_wait_for_an_object() {
     assert_eq!(objects.get(&key("a"), Duration::from_secs(60), &stop), Err(ObjectError::Stopping));
 }
 
+#[test]
+fn stopped_pod_sends_no_request_for_an_object() {
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Get, &server);
+    objects.register(&pod("1", &["a"]));
+    let (source, stop) = crate::util::stop::pair();
+    drop(source);
+    assert_eq!(objects.get(&key("a"), Duration::from_secs(60), &stop), Err(ObjectError::Stopping));
+    assert_eq!(server.reads(), 0);
+}
+
 /// The API server knows the pods of objects that were read before.
 #[test]
 fn only_the_first_read_of_an_object_is_for_a_server_that_may_not_know_its_pod() {
