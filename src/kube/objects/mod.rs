@@ -757,9 +757,17 @@ impl Shared {
         let now = Instant::now();
         entry.read = Some(now);
         entry.absent = matches!(entry.known, KnownObject::Absent).then(|| entry.absent.unwrap_or(now));
+        // Pods whose wait for this read timed out must be synced again.
+        let mut pods = Vec::new();
+        if std::mem::take(&mut entry.missed) {
+            table.note_change(key, &mut pods);
+        }
         drop(table);
         if is_changed {
             self.store(key);
+        }
+        for uid in pods {
+            (self.changed)(&uid);
         }
         result
     }

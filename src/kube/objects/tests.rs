@@ -489,6 +489,35 @@ fn pods_share_the_first_read_of_the_authorities_of_the_cluster() {
     assert_eq!((get(&objects, root), server.reads.load(Ordering::SeqCst)), (Ok("1".into()), 1));
 }
 
+/// It waited for its back-off, which may be two minutes.
+#[test]
+fn pod_that_waited_too_long_for_the_authorities_is_synced_when_they_arrive() {
+    let root = "kube-root-ca.crt";
+    let (send, arrive) = bounded(1);
+    let (sender, changed_pods) = bounded(10);
+    let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
+    let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
+    let changed: SyncPod = Box::new(move |uid| drop(sender.send(uid.clone())));
+    let objects = Objects::new(Strategy::Watch, api, Box::new(|| None), changed);
+    for uid in ["1", "2"] {
+        objects.register(&pod(uid, &[root]));
+    }
+    let first = {
+        let objects = objects.clone();
+        crate::util::testing::in_background(move || get(&objects, root))
+    };
+    while server.reads.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let late = "failed to sync configmap cache: timed out waiting for the condition";
+    assert_eq!(get(&objects, root), Err(late.into()));
+    assert!(changed_pods.is_empty());
+    send.send(()).unwrap();
+    assert_eq!(first.result(), Ok("1".into()));
+    assert_eq!(changed_pods.try_iter().count(), 2);
+    assert_eq!(objects.changes(&PodUid::from("2")), 1);
+}
+
 fn stored_cache(strategy: Strategy, server: &Arc<Server>, store: &TestStore) -> (Objects, Receiver<PodUid>) {
     let (objects, changed_pods) = cache(strategy, server);
     (objects.with_offline(Some(store.offline.clone())), changed_pods)
