@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError};
+use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError, not_found};
 use crate::kube::{LocalObjects, PodDependencies, PodObjects};
 use crate::model::api::{Container, EnvVarSource};
 use crate::model::expand::{Budget, TooLarge, expand};
@@ -190,7 +190,8 @@ fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, ConfigEr
 /// The objects that one environment needs, each looked up once.
 struct ObjectCache<'a> {
     inputs: EnvInputs<'a>,
-    found: BTreeMap<(Kind, String), Arc<Object>>,
+    /// `None`: it does not exist.
+    found: BTreeMap<Key, Option<Arc<Object>>>,
 }
 
 impl ObjectCache<'_> {
@@ -205,16 +206,23 @@ impl ObjectCache<'_> {
         let Some(objects) = PodObjects::for_pod(pod, api, local) else {
             return without_client(pod, kind, name, optional).map(|()| None);
         };
-        if let Some(object) = self.found.get(&(kind, name.to_owned())) {
-            return Ok(Some(Arc::clone(object)));
-        }
-        match objects.get(&Key::new(kind, pod.namespace(), name), stop) {
-            Ok(object) => {
-                self.found.insert((kind, name.to_owned()), Arc::clone(&object));
-                Ok(Some(object))
+        let key = Key::new(kind, pod.namespace(), name);
+        let object = match self.found.get(&key) {
+            Some(object) => object.clone(),
+            None => {
+                // A missing object may cost a request, and thousands of variables may name it.
+                let object = match objects.get(&key, stop) {
+                    Ok(object) => Some(object),
+                    Err(ObjectError::NotFound { .. }) => None,
+                    Err(error) => return Err(error.into()),
+                };
+                self.found.insert(key.clone(), object.clone());
+                object
             }
-            Err(ObjectError::NotFound { .. }) if optional == Some(true) => Ok(None),
-            Err(error) => Err(error.into()),
+        };
+        match object {
+            None if optional != Some(true) => Err(not_found(&key).into()),
+            object => Ok(object),
         }
     }
 
@@ -278,9 +286,12 @@ fn without_client(pod: &Pod, kind: Kind, name: &str, optional: Option<bool>) -> 
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crate::kube::objects::Objects;
+    use crate::kube::objects::{ObjectApi, Objects, OnUpdate, Strategy};
     use crate::kube::services::Services;
+    use crate::util::threads::Running;
 
     fn env_with(
         metadata: serde_json::Value,
@@ -367,6 +378,51 @@ mod tests {
             ("K", "1"),
         ];
         assert_eq!(env.unwrap(), owned(&expected));
+    }
+
+    /// A pod whose optional object was missing used up the rate of the node's requests at each start.
+    #[test]
+    fn object_that_many_variables_name_is_read_once_per_environment_also_if_it_is_missing() {
+        struct Empty(AtomicUsize);
+        impl ObjectApi for Empty {
+            fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                Err(not_found(key))
+            }
+            fn watch(&self, _: &Key, _: OnUpdate) -> io::Result<Running> {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+        }
+        let server = Arc::new(Empty(AtomicUsize::new(0)));
+        let source: Arc<dyn ObjectApi> = Arc::<Empty>::clone(&server);
+        let objects = Objects::new(Strategy::Get, source, Box::new(|| None), Box::new(|_| {}));
+        let variable = |name: &str, optional: bool| {
+            let reference = json!({"name": "gone", "key": "k", "optional": optional});
+            json!({"name": name, "valueFrom": {"configMapKeyRef": reference}})
+        };
+        let variables = |last| json!([variable("A", true), variable("B", true), variable("C", last)]);
+        for (optional, expected) in [(true, Ok(0)), (false, Err("configmap \"gone\" not found".to_owned()))] {
+            let containers = json!([{"name": "c", "env": variables(optional)}]);
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": containers}});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+            objects.register(&pod);
+            let api = PodDependencies::for_tests(objects.clone());
+            api.services.replace(Vec::new());
+            let before = server.0.load(Ordering::SeqCst);
+            let env = environment(EnvInputs {
+                pod: &pod,
+                container: &pod.containers()[0],
+                addresses: Addresses::default(),
+                machine: &MachineNumbers::default(),
+                volumes: &[],
+                api: Some(&api),
+                local: &LocalObjects::default(),
+                stop: &StopToken::never(),
+            });
+            let count = env.map(|env| env.iter().count()).map_err(|error| error.to_string());
+            assert_eq!((count, server.0.load(Ordering::SeqCst)), (expected, before + 1), "{optional}");
+        }
     }
 
     #[test]
