@@ -294,11 +294,13 @@ impl Connector for Dialer {
         let authority = details.uri.authority().map_or("", |authority| authority.as_str());
         // ureq makes a field of a user name and password.
         let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let origin = Arc::from(format!("{}://{host}", if route.is_secure() { "https" } else { "http" }));
         let absolute_form = route.forwarder().map(|proxy| AbsoluteForm {
             origin: format!("http://{host}"),
             authorization: proxy.authorization(),
         });
-        Ok(Some(Connection::new(stream, route.is_secure(), absolute_form, &call, &self.pool)))
+        let wire = ConnectedWire { wire: stream, is_tls: route.is_secure(), origin };
+        Ok(Some(Connection::new(wire, absolute_form, &call, &self.pool)))
     }
 }
 
@@ -335,10 +337,20 @@ impl AbsoluteForm {
     }
 }
 
+/// An open connection, and where it leads.
+struct ConnectedWire<S> {
+    wire: S,
+    is_tls: bool,
+    /// Scheme, host and port, as requests name them.
+    origin: Arc<str>,
+}
+
 /// A connection with the buffers that ureq works on.
 struct Connection<S> {
     wire: S,
     is_tls: bool,
+    /// As [`ConnectedWire::origin`].
+    origin: Arc<str>,
     absolute_form: Option<AbsoluteForm>,
     /// The request that it was last used for.
     call: Weak<Call>,
@@ -361,17 +373,18 @@ struct Connection<S> {
 
 impl<S: Wire> Connection<S> {
     fn new(
-        wire: S,
-        is_tls: bool,
+        connected: ConnectedWire<S>,
         absolute_form: Option<AbsoluteForm>,
         call: &Arc<Call>,
         pool: &Arc<Pool>,
     ) -> Self {
+        let ConnectedWire { wire, is_tls, origin } = connected;
         let present_use = Use::Request(call.kind);
-        pool.usage.change(Use::Closed, present_use, Instant::now());
+        pool.usage.change(&origin, Use::Closed, present_use, Instant::now());
         Connection {
             wire,
             is_tls,
+            origin,
             absolute_form,
             call: Arc::downgrade(call),
             memory: Memory::default(),
@@ -387,14 +400,16 @@ impl<S: Wire> Connection<S> {
 
     fn change_use(&mut self, to: Use) {
         let from = std::mem::replace(&mut self.present_use, to);
-        self.pool.usage.change(from, to, Instant::now());
+        self.pool.usage.change(&self.origin, from, to, Instant::now());
     }
 
     /// A connection that works becomes idle after a response, or is used for `next`. Returns whether it
     /// stays open.
     fn continue_with(&mut self, next: Option<RequestKind>) -> bool {
         match (self.present_use, next) {
-            (Use::Idle, Some(kind)) if self.pool.usage.is_surplus(kind, Instant::now()) => false,
+            (Use::Idle, Some(kind)) if self.pool.usage.is_surplus(&self.origin, kind, Instant::now()) => {
+                false
+            }
             (Use::Idle, Some(kind)) => {
                 self.change_use(Use::Request(kind));
                 true
@@ -420,7 +435,7 @@ impl<S: Wire> Connection<S> {
 
 impl<S> Drop for Connection<S> {
     fn drop(&mut self) {
-        self.pool.usage.change(self.present_use, Use::Closed, Instant::now());
+        self.pool.usage.change(&self.origin, self.present_use, Use::Closed, Instant::now());
     }
 }
 

@@ -62,7 +62,10 @@ impl Connector for ScriptedPeer {
         _: &ConnectionDetails<'_>,
         _: Option<()>,
     ) -> Result<Option<Connection<ScriptedPeer>>, UreqError> {
-        Ok(Call::current().map(|call| Connection::new(self.clone(), false, None, &call, &Arc::default())))
+        Ok(Call::current().map(|call| {
+            let wire = ConnectedWire { wire: self.clone(), is_tls: false, origin: Arc::from("http://a") };
+            Connection::new(wire, None, &call, &Arc::default())
+        }))
     }
 }
 
