@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::util::atomic_file;
 use crate::util::child::{self, Limits};
 use crate::util::stop::StopToken;
 
@@ -242,6 +243,7 @@ fn last_drop_in(directories: &[PathBuf], own: &OsStr) -> Option<PathBuf> {
 pub(super) fn start() -> Result<(), Refusal> {
     systemctl(&["daemon-reload"])?;
     systemctl(&["enable", UNIT])?;
+    sync_links(Path::new(UNITS));
     systemctl(&["restart", "--no-block", UNIT]).map(drop)
 }
 
@@ -252,7 +254,28 @@ pub(super) fn stop() -> Result<(), Refusal> {
 
 /// The agent is no longer started with the machine.
 pub(super) fn disable() -> Result<(), Refusal> {
-    systemctl(&["disable", UNIT]).map(drop)
+    systemctl(&["disable", UNIT])?;
+    sync_links(Path::new(UNITS));
+    Ok(())
+}
+
+/// Makes a link of systemctl(1) permanent, which it does not do: the files of the node are synced, and after a
+/// power cut a node that has joined would not start with the machine, or one that has left would.
+fn sync_links(units: &Path) {
+    for directory in link_directories(units) {
+        // Best effort: the unit is enabled or disabled, and a power cut in the next seconds is rare.
+        let _ = atomic_file::sync_directory(&directory);
+    }
+}
+
+/// The directories in which units are enabled, and the one above them. `units`: that of the operator's units.
+fn link_directories(units: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(units).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_of_links = |path: &PathBuf| {
+        let named = path.extension().is_some_and(|extension| extension == "wants" || extension == "requires");
+        named && path.is_dir()
+    };
+    entries.filter(is_of_links).chain([units.to_owned()]).collect()
 }
 
 /// Reads the units after the drop-in is gone.
@@ -325,6 +348,22 @@ mod tests {
         assert_eq!((lines.len(), lines[0].as_str(), lines[9].as_str()), (10, "line 20", "line 29"));
         assert_eq!(end_of(&"ä".repeat(9000)), ["ä".repeat(500)]);
         assert!(end_of("").is_empty());
+    }
+
+    #[test]
+    fn directories_of_the_links_of_units_are_synced_and_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["multi-user.target.wants", "x.target.requires", "coracle.service.d"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("file.wants"), "").unwrap();
+        let mut found = link_directories(dir.path());
+        found.sort();
+        let expected = ["", "multi-user.target.wants", "x.target.requires"].map(|name| dir.path().join(name));
+        assert_eq!(found, expected);
+        let none = dir.path().join("none");
+        assert_eq!(link_directories(&none), std::slice::from_ref(&none));
+        sync_links(&none);
     }
 
     #[test]
