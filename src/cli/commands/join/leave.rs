@@ -39,10 +39,9 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         return Err(Refusal::new(Reason::NotJoined, text, advice));
     };
     let system = Path::new("/");
-    // With systemd the drop-in has the flags.
-    let without_systemd = !Path::new(service::SYSTEMD).exists();
+    let uses_systemd = uses_systemd(&record, &paths, Path::new(service::SYSTEMD).exists());
     if options.dry_run {
-        if without_systemd {
+        if !uses_systemd {
             for file in &arguments::find(system, &paths)? {
                 show_arguments(console, "would write", file);
             }
@@ -58,7 +57,6 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
                       otherwise stop it, and run the same command again";
         return Err(Refusal::new(Reason::OtherKubelet, text, advice));
     }
-    let uses_systemd = Path::new(service::SYSTEMD).exists() && record.has_drop_in(&paths);
     if let Some(kubeconfig) = &options.drain {
         // The agent ends the pods, so it still runs.
         let own = paths.kubeconfig();
@@ -78,7 +76,7 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         progress(console, "stop: disabling coracle.service, which coracle join has enabled");
         step("stop", service::disable())?;
     }
-    if without_systemd {
+    if !uses_systemd {
         for file in &arguments::find(system, &paths)? {
             if let Arguments::Installed { path, content } = file {
                 step("files", arguments::write(path, content))?;
@@ -101,10 +99,16 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
     for line in left(&record, &paths, count(&paths.root_dir.join("pods")), is_enabled) {
         progress(console, format!("left: {line}"));
     }
-    if let Some(line) = arguments::starts_with_machine(system).filter(|_| without_systemd) {
+    if let Some(line) = arguments::starts_with_machine(system).filter(|_| !uses_systemd) {
         progress(console, format!("left: {line}"));
     }
     Ok(())
+}
+
+/// Whether the unit has the flags of the node, in its drop-in. Also on a machine with systemd, an installation
+/// for another init system has written them to the arguments of the agent. `has_systemd`: whether it is the init.
+fn uses_systemd(record: &Record, paths: &Paths, has_systemd: bool) -> bool {
+    has_systemd && record.has_drop_in(paths)
 }
 
 /// Whether systemctl can stop the agent. A purge of the package stops the agent and removes the unit, but not
@@ -207,6 +211,18 @@ mod tests {
             assert!(lines.contains(words), "{words}: {lines}");
         }
         assert_eq!(left(&record, &paths, 0, false).len(), 2);
+    }
+
+    #[test]
+    fn node_without_a_drop_in_has_its_flags_in_other_files_also_with_systemd() {
+        let paths = Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: "/u".into() };
+        let other = Record::default();
+        let unit = Record { files: [(paths.drop_in(), String::new())].into(), ..Record::default() };
+        for (record, has_systemd, expected) in
+            [(&unit, true, true), (&other, true, false), (&unit, false, false), (&other, false, false)]
+        {
+            assert_eq!(uses_systemd(record, &paths, has_systemd), expected, "{record:?} {has_systemd}");
+        }
     }
 
     #[test]
