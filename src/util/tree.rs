@@ -62,6 +62,17 @@ pub fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(Ow
     Ok((open_at(parent, name)?, made))
 }
 
+/// Reads an open directory from the place after an entry on, whose [`rustix::fs::DirEntry::offset`] is
+/// `offset`; 0 is its begin. `Dir::seek` does this on 64-bit machines only.
+///
+/// # Errors
+/// Those of lseek(2), and an offset that no entry has.
+pub fn entries_after(directory: OwnedFd, offset: i64) -> io::Result<Dir> {
+    let offset = u64::try_from(offset).map_err(|_| Errno::INVAL)?;
+    fs::seek(&directory, fs::SeekFrom::Start(offset))?;
+    Dir::new(directory)
+}
+
 /// The names in a directory that this program created, which are few.
 pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
@@ -267,6 +278,26 @@ mod tests {
         let top = open(dir.path()).unwrap();
         assert_eq!(remove_contents(top.as_fd(), &StopToken::never()), Ok(()));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn directory_is_read_on_after_an_entry() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..20 {
+            std::fs::write(dir.path().join(number.to_string()), "").unwrap();
+        }
+        let from = |offset| -> Vec<(CString, i64)> {
+            let mut entries = entries_after(open(dir.path()).unwrap(), offset).unwrap();
+            std::iter::from_fn(|| entries.read())
+                .map(|entry| entry.map(|entry| (entry.file_name().to_owned(), entry.offset())).unwrap())
+                .collect()
+        };
+        let all = from(0);
+        assert_eq!(all.len(), 22, "with those of the directory itself and the one above");
+        for (index, (_, offset)) in all.iter().enumerate() {
+            assert_eq!(from(*offset), all[index + 1..]);
+        }
+        assert_eq!(entries_after(open(dir.path()).unwrap(), -1).err(), Some(Errno::INVAL));
     }
 
     #[test]

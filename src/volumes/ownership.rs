@@ -177,9 +177,7 @@ impl Level {
         if id_of(dir.as_fd())? != self.id {
             return Err(Errno::STALE);
         }
-        let mut dir = Dir::new(dir)?;
-        dir.seek(self.offset)?;
-        self.dir = Some(dir);
+        self.dir = Some(tree::entries_after(dir, self.offset)?);
         Ok(())
     }
 }

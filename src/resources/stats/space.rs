@@ -12,7 +12,7 @@ use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, StatxAttributes, St
 use super::sample::FileSystem;
 use crate::model::log_line::LOG_LEVELS;
 use crate::resources::disk::{self, DiskSpace};
-use crate::util::untrusted;
+use crate::util::{tree, untrusted};
 
 /// The limit of open directories of a walk. Those above are closed, and opened again on the way back.
 const OPEN: usize = 64;
@@ -165,7 +165,7 @@ impl Walk {
                 return None;
             }
             if depth >= closed {
-                level.dir = Some(opened_at(current.try_clone().ok()?, level.offset)?);
+                level.dir = Some(tree::entries_after(current.try_clone().ok()?, level.offset).ok()?);
             }
         }
         Some(self)
@@ -219,21 +219,13 @@ impl Walk {
         let child = done.dir.as_ref().and_then(|dir| dir.fd().ok());
         let parent = child.and_then(|child| fs::openat(child, c"..", DIRECTORY, Mode::empty()).ok());
         let parent = parent.filter(|parent| is_same(parent.as_fd(), self.device, above.inode));
-        above.dir = parent.and_then(|parent| opened_at(parent, above.offset));
+        above.dir = parent.and_then(|parent| tree::entries_after(parent, above.offset).ok());
     }
 }
 
 fn is_same(directory: BorrowedFd<'_>, device: (u32, u32), inode: u64) -> bool {
     entry(directory, c"", AtFlags::EMPTY_PATH)
         .is_some_and(|found| (found.device, found.inode) == (device, inode))
-}
-
-fn opened_at(directory: OwnedFd, offset: i64) -> Option<Dir> {
-    let mut dir = Dir::new(directory).ok()?;
-    if offset != 0 {
-        dir.seek(offset).ok()?;
-    }
-    Some(dir)
 }
 
 /// Whether something is mounted at this path. Asks no server of a file system.
