@@ -20,6 +20,7 @@ pub(crate) mod machine;
 pub(crate) mod network;
 pub(crate) mod oom;
 pub(crate) mod preflight;
+pub(crate) mod small_machine;
 pub(crate) mod stats;
 pub(crate) mod system;
 pub(crate) mod tunables;

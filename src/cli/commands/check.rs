@@ -1,6 +1,7 @@
 //! `coracle check`: the machine, the runtime and the agent; each line with its fix.
 //! Works without an agent.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::cli::table::Color;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{self, CgroupDriver};
 use crate::resources::preflight::{self, CheckLine, CheckStatus};
-use crate::server::NodeReport;
+use crate::resources::small_machine::{self, RuntimeProcess};
+use crate::server::{NodeReport, connect_local};
 use crate::sources;
 use crate::util::cgroup_mounts::read_table;
 use crate::util::error_chain::{chain, without_codes};
@@ -24,6 +26,9 @@ const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
 /// A runtime that takes longer for its status is unusable.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// The limit of the environment of the runtime, in bytes; the kernel's is 2 MiB.
+const MAX_ENVIRONMENT: u64 = 2 << 20;
 
 /// The directory that exists while systemd is the machine's init (sd_booted(3)).
 const SYSTEMD: &str = "/run/systemd/system";
@@ -87,6 +92,10 @@ fn inspect(
         Ok(report) if !report.runtime.endpoint.is_empty() => report.runtime.endpoint.as_str(),
         _ => configured.filter(|endpoint| !endpoint.is_empty()).unwrap_or(DEFAULT_ENDPOINT),
     };
+    lines.extend(small_machine::check(
+        &settings.roots,
+        runtime_process(endpoint, Path::new("/proc")).as_ref(),
+    ));
     let runtime = runtime(endpoint, config, Path::new(SYSTEMD).exists());
     // A network that works may be configured elsewhere.
     if runtime.iter().any(|line| line.name == "pod network" && line.standing == CheckStatus::Ok) {
@@ -223,6 +232,21 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
     lines
 }
 
+/// The process behind the socket of the runtime, if this user may read its environment. Nothing is sent to it.
+/// A socket of systemd's belongs to the first process, which is no runtime.
+fn runtime_process(endpoint: &str, proc: &Path) -> Option<RuntimeProcess> {
+    let socket = Path::new(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+    let connection = socket.is_absolute().then(|| connect_local(socket).ok()).flatten()?;
+    let process = rustix::net::sockopt::socket_peercred(&connection).ok()?.pid.as_raw_nonzero().get();
+    let process = u32::try_from(process).ok().filter(|process| *process != 1)?;
+    let directory = proc.join(process.to_string());
+    let name = std::fs::read_to_string(directory.join("comm")).ok()?.trim().to_owned();
+    let mut environment = Vec::new();
+    let file = std::fs::File::open(directory.join("environ")).ok()?;
+    file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
+    Some(RuntimeProcess { name, process, environment })
+}
+
 /// What to do about a runtime that cannot be used. `message`: the error of its connection.
 fn fix_of_runtime(message: &str) -> &'static str {
     // A server without the CRI. The package containerd.io has it switched off.
@@ -349,6 +373,24 @@ mod tests {
         assert_eq!(found("agent").standing, CheckStatus::Warn);
         // It would be that failSwapOn is false.
         assert!(!found("swap").message.contains("is false"), "{}", found("swap").message);
+    }
+
+    #[test]
+    fn runtime_is_the_process_that_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("runtime.sock");
+        let endpoint = format!("unix://{}", socket.display());
+        let proc = Path::new("/proc");
+        assert_eq!(runtime_process(&endpoint, proc), None);
+        assert_eq!(runtime_process("http://example.org", proc), None);
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let found = runtime_process(&endpoint, proc).unwrap();
+        assert_eq!(found.process, std::process::id());
+        let own = std::fs::read("/proc/self/environ").unwrap();
+        assert!(!found.name.is_empty() && found.environment == own);
+        assert_eq!(runtime_process(&socket.display().to_string(), proc), Some(found));
+        // As if the environment could not be read.
+        assert_eq!(runtime_process(&endpoint, dir.path()), None);
     }
 
     #[test]
