@@ -46,17 +46,21 @@ struct Facts {
     lru_is_off: bool,
 }
 
-/// The advice for this machine and its runtime; none on a larger machine. `runtime` is `None` if its process
-/// is not known.
-pub(crate) fn check(roots: &Roots, runtime: Option<&RuntimeProcess>) -> Vec<CheckLine> {
+/// The advice for this machine and its runtime; none on a larger machine. `find_runtime` is called only on a
+/// small one; it returns `None` if the process is not known.
+pub(crate) fn check(roots: &Roots, find_runtime: impl FnOnce() -> Option<RuntimeProcess>) -> Vec<CheckLine> {
+    let memory_bytes = machine::memory_bytes(roots).unwrap_or(u64::MAX);
+    if memory_bytes > SMALL_BYTES {
+        return Vec::new();
+    }
     let text = |file: &str| read(&roots.sys.join("kernel/mm").join(file)).unwrap_or_default();
     let facts = Facts {
-        memory_bytes: machine::memory_bytes(roots).unwrap_or(u64::MAX),
+        memory_bytes,
         has_swap: machine::has_swap(roots),
         always_huge: text("transparent_hugepage/enabled").contains("[always]"),
         lru_is_off: lru_is_off(&text("lru_gen/enabled")),
     };
-    advice(&facts, runtime)
+    advice(&facts, find_runtime().as_ref())
 }
 
 /// The file has a set of bits, such as `0x0007`. A kernel without the feature has no such file.
@@ -65,9 +69,6 @@ fn lru_is_off(text: &str) -> bool {
 }
 
 fn advice(facts: &Facts, runtime: Option<&RuntimeProcess>) -> Vec<CheckLine> {
-    if facts.memory_bytes > SMALL_BYTES {
-        return Vec::new();
-    }
     let mut lines = Vec::new();
     let mut warn = |message: String, fix: String| lines.push(line(CheckStatus::Warn, message, fix));
     if let Some(runtime) = runtime
@@ -76,7 +77,7 @@ fn advice(facts: &Facts, runtime: Option<&RuntimeProcess>) -> Vec<CheckLine> {
     {
         warn(
             format!(
-                "{}, process {}, has neither GOGC nor GOMEMLIMIT in its environment: its heap may grow to twice of what it needs",
+                "{}, process {}, has neither GOGC nor GOMEMLIMIT in its environment: its heap may grow to twice the size that it needs",
                 runtime.name, runtime.process
             ),
             format!(
@@ -87,7 +88,7 @@ fn advice(facts: &Facts, runtime: Option<&RuntimeProcess>) -> Vec<CheckLine> {
     }
     if !facts.has_swap {
         warn(
-            "there is no swap: memory that programs seldom use stays, and files of running programs are read again and again".to_owned(),
+            "there is no swap: memory that programs seldom use stays, and when memory is short, only pages of files make room, also those of running programs".to_owned(),
             "make compressed swap in memory (zram) at each start, with failSwapOn: false".to_owned(),
         );
     }
@@ -106,9 +107,11 @@ fn advice(facts: &Facts, runtime: Option<&RuntimeProcess>) -> Vec<CheckLine> {
     }
     if lines.is_empty() {
         let mib = facts.memory_bytes >> 20;
+        let unknown =
+            if runtime.is_none() { ", but the environment of the runtime is not known" } else { "" };
         lines.push(line(
             CheckStatus::Ok,
-            format!("{mib} MiB, with the settings for small machines"),
+            format!("{mib} MiB, with the settings for small machines{unknown}"),
             String::new(),
         ));
     }
@@ -136,10 +139,27 @@ mod tests {
     }
 
     #[test]
-    fn larger_machine_gets_no_advice() {
-        let facts =
-            Facts { memory_bytes: SMALL_BYTES + 1, always_huge: true, lru_is_off: true, has_swap: false };
-        assert!(advice(&facts, Some(&runtime(b""))).is_empty());
+    fn larger_machine_gets_no_advice_and_its_runtime_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: dir.path().to_owned(), sys: dir.path().to_owned() };
+        let lines_with = |kib: u64, find: fn() -> Option<RuntimeProcess>| {
+            fs::write(dir.path().join("meminfo"), format!("MemTotal: {kib} kB\n")).unwrap();
+            check(&roots, find).len()
+        };
+        assert_eq!(lines_with((SMALL_BYTES >> 10) + 1, || panic!("the runtime is read")), 0);
+        // One line for its swap, and one for its runtime.
+        assert_eq!(lines_with(SMALL_BYTES >> 10, || Some(runtime(b""))), 2);
+    }
+
+    #[test]
+    fn unknown_environment_of_the_runtime_is_not_reported_as_set() {
+        let facts = Facts { memory_bytes: 96 << 20, has_swap: true, ..Facts::default() };
+        let message = |runtime: Option<&RuntimeProcess>| advice(&facts, runtime).remove(0).message;
+        assert_eq!(
+            message(None),
+            "96 MiB, with the settings for small machines, but the environment of the runtime is not known"
+        );
+        assert_eq!(message(Some(&runtime(b"GOGC=50\0"))), "96 MiB, with the settings for small machines");
     }
 
     #[test]
@@ -180,7 +200,7 @@ mod tests {
     fn facts_come_from_the_files_of_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
-        assert!(check(&roots, None).is_empty(), "a machine of an unknown size gets no advice");
+        assert!(check(&roots, || None).is_empty(), "a machine of an unknown size gets no advice");
         for (file, content) in [
             ("proc/meminfo", "MemTotal:         98304 kB\n"),
             ("proc/swaps", "Filename\n/dev/zram0 partition 1 0 100\n"),
@@ -191,7 +211,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let standings = || check(&roots, None).iter().map(|line| line.standing).collect::<Vec<_>>();
+        let standings = || check(&roots, || None).iter().map(|line| line.standing).collect::<Vec<_>>();
         assert_eq!(standings(), [CheckStatus::Ok]);
         fs::write(roots.sys.join("kernel/mm/lru_gen/enabled"), "0x0000\n").unwrap();
         fs::write(roots.sys.join("kernel/mm/transparent_hugepage/enabled"), "[always] madvise never\n")

@@ -92,10 +92,7 @@ fn inspect(
         Ok(report) if !report.runtime.endpoint.is_empty() => report.runtime.endpoint.as_str(),
         _ => configured.filter(|endpoint| !endpoint.is_empty()).unwrap_or(DEFAULT_ENDPOINT),
     };
-    lines.extend(small_machine::check(
-        &settings.roots,
-        runtime_process(endpoint, Path::new("/proc")).as_ref(),
-    ));
+    lines.extend(small_machine::check(&settings.roots, || runtime_process(endpoint, Path::new("/proc"))));
     let runtime = runtime(endpoint, config, Path::new(SYSTEMD).exists());
     // A network that works may be configured elsewhere.
     if runtime.iter().any(|line| line.name == "pod network" && line.standing == CheckStatus::Ok) {
