@@ -216,6 +216,8 @@ struct Entry {
     reading: Option<Instant>,
     /// The number of the read or the update of the watch that `known` is from.
     number: u64,
+    /// The number of the last time that a pod began to name it; 0: that pod needs no later read.
+    named: u64,
     watch: Watch,
     /// Dropped to wake the callers that wait for the first response.
     waiters: Option<(Sender<()>, Receiver<()>)>,
@@ -263,6 +265,7 @@ impl Entry {
             absent: None,
             reading: None,
             number: 0,
+            named: 0,
             watch: Watch::No,
             waiters: None,
             missed: false,
@@ -391,8 +394,13 @@ impl Objects {
             let known = table.pods.contains_key(pod.uid());
             let before = table.pods.get(pod.uid()).map(|named| named.keys.clone()).unwrap_or_default();
             for key in wanted.difference(&before) {
+                let number = table.next_number();
                 let entry = table.entry(key);
                 entry.pods += 1;
+                // The pod may be newer than the cached object, but not than the authorities of the cluster.
+                if !key.is_root_authority() {
+                    (entry.read, entry.absent, entry.named) = (None, None, number);
+                }
             }
             for (key, object) in stored {
                 // The API server may have responded meanwhile.
@@ -406,15 +414,8 @@ impl Objects {
             for key in before.difference(&wanted) {
                 unused.extend(table.release(key));
             }
-            if !known {
-                // The pod may be newer than the cached object, but not than the authorities of the cluster.
-                for key in wanted.iter().filter(|key| !key.is_root_authority()) {
-                    let entry = table.entry(key);
-                    (entry.read, entry.absent) = (None, None);
-                }
-                if self.shared.offline.get().is_some() {
-                    new.extend(wanted.iter().cloned());
-                }
+            if !known && self.shared.offline.get().is_some() {
+                new.extend(wanted.iter().cloned());
             }
             if !wanted.is_empty() || known {
                 table.pods.entry(pod.uid().clone()).or_default().keys.clone_from(&wanted);
@@ -755,8 +756,11 @@ impl Shared {
         entry.known = KnownObject::from_update(update);
         (entry.parked, entry.is_from_store) = (None, false);
         let now = Instant::now();
-        entry.read = Some(now);
-        entry.absent = matches!(entry.known, KnownObject::Absent).then(|| entry.absent.unwrap_or(now));
+        // A pod that named the object meanwhile may be newer than this response, and reads it again.
+        let is_current = number > entry.named;
+        let is_absent = is_current && matches!(entry.known, KnownObject::Absent);
+        entry.read = is_current.then_some(now);
+        entry.absent = is_absent.then(|| entry.absent.unwrap_or(now));
         // Pods whose wait for this read timed out must be synced again.
         let mut pods = Vec::new();
         if std::mem::take(&mut entry.missed) {

@@ -460,6 +460,44 @@ fn late_response_does_not_replace_a_newer_object() {
     assert_eq!((get(&objects, "a"), server.reads.load(Ordering::SeqCst)), (Ok("2".into()), 2));
 }
 
+/// The object may have been changed with the new pod, which got the version before.
+#[test]
+fn pod_that_names_an_object_during_a_read_reads_it_again() {
+    let (send, arrive) = bounded(1);
+    let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
+    let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
+    let lasting: TimeToLive = Box::new(|| Some(Duration::from_secs(3600)));
+    let objects = Objects::new(Strategy::Cache, api, lasting, Box::new(|_| {}));
+    objects.register(&pod("1", &["a"]));
+    let first = {
+        let objects = objects.clone();
+        crate::util::testing::in_background(move || get(&objects, "a"))
+    };
+    while server.reads.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    objects.register(&pod("2", &["a"]));
+    send.send(()).unwrap();
+    assert_eq!(first.result(), Ok("1".into()));
+    for _ in 0..2 {
+        assert_eq!((get(&objects, "a"), server.reads.load(Ordering::SeqCst)), (Ok("2".into()), 2));
+    }
+}
+
+/// An ephemeral container may name an object that was changed for it.
+#[test]
+fn new_version_of_a_pod_reads_an_object_that_it_did_not_name_before() {
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Cache, &server);
+    server.set(&key("a"), Ok(object(1)));
+    objects.register(&pod("1", &["a"]));
+    objects.register(&pod("2", &["b"]));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    server.set(&key("a"), Ok(object(2)));
+    objects.register(&pod("2", &["a", "b"]));
+    assert_eq!((get(&objects, "a"), server.reads()), (Ok("2".into()), 2));
+}
+
 #[test]
 fn pods_share_the_first_read_of_the_authorities_of_the_cluster() {
     let root = "kube-root-ca.crt";
