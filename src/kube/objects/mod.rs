@@ -476,8 +476,9 @@ impl Objects {
                         recv(stop.signal()) -> _ => return Err(ObjectError::Stopping),
                         recv(word) -> _ => {}
                         default(until.saturating_duration_since(Instant::now())) => {
-                            self.shared.missed(key);
-                            return Err(ObjectError::NotYet { kind: key.kind });
+                            if self.shared.missed(key) {
+                                return Err(ObjectError::NotYet { kind: key.kind });
+                            }
                         }
                     }
                 }
@@ -548,7 +549,12 @@ impl Objects {
         }
         let id = {
             let mut table = self.shared.table();
-            if table.closed { None } else { table.claim_watch(key) }
+            let id = if table.closed { None } else { table.claim_watch(key) };
+            // The caller fails now, as one whose wait timed out.
+            if let Some(entry) = table.entries.get_mut(key).filter(|_| id.is_some()) {
+                entry.missed |= matches!(entry.known, KnownObject::Unread);
+            }
+            id
         };
         if let Some(id) = id {
             self.start_watch(key.clone(), id);
@@ -699,10 +705,14 @@ impl Shared {
         }
     }
 
-    fn missed(&self, key: &Key) {
-        if let Some(entry) = self.table().entries.get_mut(key) {
-            entry.missed = true;
-        }
+    /// Notes that a caller's wait has timed out, and returns `true`; `false`: there was a response meanwhile,
+    /// which wakes no pod any more.
+    fn missed(&self, key: &Key) -> bool {
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(key) else { return true };
+        let is_unread = matches!(entry.known, KnownObject::Unread);
+        entry.missed |= is_unread;
+        is_unread
     }
 
     /// Reads an object that is not watched. If that fails, the cached object is used, and also if a read

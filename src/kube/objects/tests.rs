@@ -311,6 +311,32 @@ fn authorities_that_cannot_be_read_yet_are_watched_and_wake_their_pods() {
     }
 }
 
+/// The API server did not know yet that the pod is on this node.
+#[test]
+fn pod_that_was_refused_the_authorities_is_synced_when_their_watch_has_them() {
+    let root = "kube-root-ca.crt";
+    let server = Arc::new(Server::default());
+    let (objects, changed_pods) = cache(Strategy::Watch, &server);
+    objects.register(&pod("1", &[root]));
+    server.set(&key(root), Err(ObjectError::Forbidden { text: "no relationship found".into() }));
+    assert_eq!(get(&objects, root), Err("no relationship found".into()));
+    server.send_event(&key(root), Some(object(1)));
+    assert_eq!(changed_pods.try_iter().count(), 1);
+    assert_eq!(objects.changes(&PodUid::from("1")), 1);
+}
+
+/// Nothing woke its pod, which waited for its back-off.
+#[test]
+fn wait_that_times_out_when_the_response_arrives_is_no_missed_one() {
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
+    objects.register(&pod("1", &["a"]));
+    assert!(objects.shared.missed(&key("a")));
+    server.send_event(&key("a"), Some(object(1)));
+    assert!(!objects.shared.missed(&key("a")));
+    assert!(!objects.shared.table().entries[&key("a")].missed);
+}
+
 #[test]
 fn read_object_is_used_without_a_request_while_the_server_is_silent() {
     let server = Arc::new(Server::default());
