@@ -864,6 +864,8 @@ impl Shared {
                 _ => true,
             };
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
+            // From now on its age counts: with a watch per namespace none would be left for other objects.
+            let is_published = key.is_root_authority() && object.is_some();
             // A stored object is known before its watch begins.
             if !(changed || immutable && is_from_store) {
                 return;
@@ -872,10 +874,12 @@ impl Shared {
             entry.waiters = None;
             // Waiting callers get the response; pods whose wait timed out must be synced again.
             let notify = changed && (!first || std::mem::take(&mut entry.missed));
-            if immutable && entry.watch.counts() {
-                if let Watch::On(running) = std::mem::replace(&mut entry.watch, Watch::Over) {
+            if immutable && entry.watch.counts() || is_published && matches!(entry.watch, Watch::On(_)) {
+                let next = if immutable { Watch::Over } else { Watch::No };
+                if let Watch::On(running) = std::mem::replace(&mut entry.watch, next) {
                     over = Some(running);
                 }
+                (entry.read, entry.absent) = (Some(Instant::now()), None);
                 table.watches = table.watches.saturating_sub(1);
             }
             if notify {

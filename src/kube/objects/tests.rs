@@ -337,6 +337,27 @@ fn wait_that_times_out_when_the_response_arrives_is_no_missed_one() {
     assert!(!objects.shared.table().entries[&key("a")].missed);
 }
 
+/// Each namespace that was new had a watch as long as it had pods, and other objects had none.
+#[test]
+fn watch_of_authorities_ends_when_they_can_be_read() {
+    let root = "kube-root-ca.crt";
+    let server = Arc::new(Server::default());
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
+    objects.register(&pod("1", &[root]));
+    for (version, reads) in [(1, 1), (2, 2)] {
+        assert!(get(&objects, root).is_err());
+        assert_eq!(objects.shared.table().watches, 1);
+        server.send_event(&key(root), Some(object(version)));
+        assert_eq!(objects.shared.table().watches, 0);
+        while server.running.load(Ordering::SeqCst) > 0 {
+            let _ = StopToken::never().wait(Duration::from_millis(1));
+        }
+        assert_eq!((get(&objects, root), server.reads()), (Ok(version.to_string()), reads));
+        // They are old, and the control plane removed them.
+        objects.shared.table().entries.get_mut(&key(root)).unwrap().read = None;
+    }
+}
+
 #[test]
 fn read_object_is_used_without_a_request_while_the_server_is_silent() {
     let server = Arc::new(Server::default());
