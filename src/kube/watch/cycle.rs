@@ -290,6 +290,8 @@ impl<'a, S> Reflector<'a, S> {
     {
         let mut short = 0;
         let mut broken = 0;
+        // How long the last watches in a row were open in all, if none of them had an event.
+        let mut silence: Option<Duration> = None;
         loop {
             let moment = self.client.moment();
             let stream = match open.take() {
@@ -313,7 +315,8 @@ impl<'a, S> Reflector<'a, S> {
             if self.client.credential_generation() != stream.moment.generation {
                 continue;
             }
-            let soon = stream.opened.elapsed() < SHORT;
+            let lasted = stream.opened.elapsed();
+            let soon = lasted < SHORT;
             short = if soon { short + 1 } else { 0 };
             match end {
                 End::Failed(error) if error.status() == Some(429) => {
@@ -324,7 +327,17 @@ impl<'a, S> Reflector<'a, S> {
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
                     return Err(self.form("watch", "the server ended the watch immediately"));
                 }
-                End::Closed { .. } => {}
+                // A server that was restored from a backup sends neither events nor bookmarks to a watch at a
+                // version that it does not have yet; a list shows that (`expired`). DIFFERS: upstream's watch
+                // continues until the server has reached the version.
+                End::Closed { events: 0 } => {
+                    let all = silence.map_or(lasted, |before| before.saturating_add(lasted));
+                    if silence.is_some() && all >= self.quiet.saturating_mul(2) {
+                        return Err(self.form("watch", "the server sends neither events nor bookmarks"));
+                    }
+                    silence = Some(all);
+                }
+                End::Closed { .. } => silence = None,
             }
         }
     }

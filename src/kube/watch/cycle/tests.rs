@@ -54,10 +54,14 @@ fn serve(respond: impl Fn(usize) -> Response + Send + 'static) -> Server {
                 Response::Nothing => (Vec::new(), true),
             };
             number += 1;
-            if events.is_empty() {
+            if events.is_empty() && ends {
                 continue;
             }
-            let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+            let mut lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+            if lines.is_empty() {
+                // A chunk without bytes would be the end.
+                lines.push('\n');
+            }
             let end = if ends { "0\r\n\r\n" } else { "" };
             let text = format!(
                 "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{lines}\r\n{end}",
@@ -127,6 +131,31 @@ fn silent_watch_continues_at_its_version_on_another_connection() {
     assert_eq!((lists, lines.len()), (1, 2), "{lines:?}");
     assert!(lines[0].contains("sendInitialEvents=true"), "{lines:?}");
     assert!(lines[1].contains("&resourceVersion=5&") && !lines[1].contains("sendInitialEvents"), "{lines:?}");
+}
+
+/// It was opened at the same version again and again, while the server was at an older one after the restore
+/// of a backup.
+#[test]
+fn second_silent_watch_in_a_row_is_followed_by_a_list() {
+    let server = serve(|number| match number {
+        0 => Response::Open(vec![end_of_list("5"), change("first", "6")]),
+        _ => Response::Open(Vec::new()),
+    });
+    let (error, requests) = unblocked(move || {
+        let watched = Watched {
+            target: Target::pods(),
+            field_selector: None,
+            label_selector: None,
+            spread: Spread::PODS,
+        };
+        let mut sink = |_: Change<Value>| {};
+        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
+        reflector.quiet = SHORT * 2;
+        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
+        (error, server.heads.try_iter().count())
+    });
+    assert!(error.to_string().contains("neither events nor bookmarks"), "{error}");
+    assert_eq!(requests, 3);
 }
 
 /// A proxy that withholds events left no trace in the log.
