@@ -294,8 +294,17 @@ impl ResourceClaims {
         result.map_err(|failure| ClaimError { operation: "unprepare", failure })
     }
 
-    /// Unprepares claims whose pods are gone: `active` are all pods that may still use claims.
-    pub(super) fn unprepare_unused(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
+    /// Unprepares claims whose pods are gone: `active` are all pods that may still use claims. It tries at
+    /// least one pod, and no other one after `limit`. `last` is the pod that was tried last; the next call
+    /// begins after it. Else a driver that hangs would keep the claims of other drivers prepared, and a
+    /// rejected pod does not end before its claims are unprepared.
+    pub(super) fn unprepare_unused(
+        &self,
+        active: &BTreeSet<PodUid>,
+        last: &mut PodUid,
+        stop: &StopToken,
+        limit: Duration,
+    ) {
         let until = Instant::now() + limit;
         let (departed, unused) = {
             let state = self.shared.state.locked();
@@ -304,12 +313,17 @@ impl ResourceClaims {
         if unused && let Err(failure) = self.end(stop, ClaimState::begin_unprepare_unused) {
             log::info!("resource claims without pods could not be unprepared: {failure}");
         }
-        for pod in departed {
-            if stop.is_stopped() || Instant::now() > until {
+        let (before, after): (Vec<PodUid>, Vec<PodUid>) = departed.into_iter().partition(|pod| *pod <= *last);
+        for pod in after.into_iter().chain(before) {
+            if stop.is_stopped() {
                 return;
             }
             if let Err(failure) = self.end(stop, |state| state.begin_unprepare(&pod)) {
                 log::info!("the resource claims of the former pod {pod} could not be unprepared: {failure}");
+            }
+            *last = pod;
+            if Instant::now() >= until {
+                return;
             }
         }
     }

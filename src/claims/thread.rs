@@ -34,12 +34,13 @@ impl ResourceClaims {
 
     fn run(&self, active: &Active, rings: &Receiver<()>, stop: &StopToken) {
         let mut next_clean = Instant::now();
+        let mut last = PodUid::default();
         while !stop.is_stopped() {
             self.wipe();
             let now = Instant::now();
             if next_clean <= now && !self.shared.state.locked().is_empty() {
                 if let Some(active) = active() {
-                    self.unprepare_unused(&active, stop, CLEAN);
+                    self.unprepare_unused(&active, &mut last, stop, CLEAN);
                 }
                 next_clean = Instant::now() + CLEAN;
             }

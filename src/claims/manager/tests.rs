@@ -305,7 +305,12 @@ fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     assert!(claims.uses_any(p().uid()));
     assert!(devices(&claims, &p()).is_empty(), "containers start only after the pod is prepared");
     fixture.driver.calls();
-    claims.unprepare_unused(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(
+        &BTreeSet::new(),
+        &mut PodUid::default(),
+        &StopToken::never(),
+        Duration::from_secs(60),
+    );
     assert_eq!(fixture.driver.calls(), ["unprepare one,two"]);
     assert!(fixture.driver.prepared.locked().is_empty() && claims.list().is_empty());
 }
@@ -318,11 +323,27 @@ fn clean_up_ends_the_claims_of_pods_that_are_gone_only() {
     prepare(&claims, &q()).unwrap();
     fixture.driver.calls();
     let active = BTreeSet::from([q().uid().clone()]);
-    claims.unprepare_unused(&active, &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(&active, &mut PodUid::default(), &StopToken::never(), Duration::from_secs(60));
     assert_eq!(fixture.driver.calls(), ["unprepare two"]);
-    claims.unprepare_unused(&active, &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(&active, &mut PodUid::default(), &StopToken::never(), Duration::from_secs(60));
     assert!(fixture.driver.calls().is_empty());
     assert_eq!(devices(&claims, &q()).len(), 1);
+}
+
+/// A driver that hangs would keep the claims of all other drivers prepared.
+#[test]
+fn clean_up_that_ran_out_of_time_continues_with_the_next_pod() {
+    let fixture = Fixture::new();
+    let claims = fixture.start();
+    prepare(&claims, &p()).unwrap();
+    prepare(&claims, &q()).unwrap();
+    fixture.driver.calls();
+    *fixture.driver.fail.locked() = Some("hangs");
+    let mut last = PodUid::default();
+    for expected in ["unprepare two", "unprepare one", "unprepare two"] {
+        claims.unprepare_unused(&BTreeSet::new(), &mut last, &StopToken::never(), Duration::ZERO);
+        assert_eq!(fixture.driver.calls(), [expected]);
+    }
 }
 
 #[test]
