@@ -773,7 +773,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::transport::api::Roots;
+    use crate::transport::testing::plain_endpoint;
     use crate::util::testing::unblocked;
     use crate::util::threads::{OnDeath, Stack, spawn};
 
@@ -798,15 +798,7 @@ mod tests {
         })
         .unwrap()
         .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
-        let endpoint = Endpoint {
-            https: false,
-            host: "127.0.0.1".to_owned(),
-            port,
-            roots: Roots::System,
-            server_name: None,
-            identity: None,
-            proxy: None,
-        };
+        let endpoint = plain_endpoint(port);
         let credentials = Credentials { endpoint, base_path: String::new(), token: None };
         // More than a pause of the server, and less than all of them.
         let client = Client::new(credentials, None).unwrap().with_timeout(Duration::from_secs(4));

@@ -9,7 +9,21 @@ use crossbeam_channel::{Receiver, bounded};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::api::{Endpoint, Roots};
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
+
+/// The place of a server on loopback without TLS.
+pub(crate) fn plain_endpoint(port: u16) -> Endpoint {
+    Endpoint {
+        https: false,
+        host: "127.0.0.1".to_owned(),
+        port,
+        roots: Roots::System,
+        server_name: None,
+        identity: None,
+        proxy: None,
+    }
+}
 
 /// The authority that signed the certificate of [`HttpsServer`], which is for `127.0.0.1`.
 pub(crate) const AUTHORITY: &str = include_str!("tls/testdata/ca.pem");

@@ -484,9 +484,15 @@ impl ObjectApi for Late {
     }
 }
 
-/// A late response replaced a newer version, which pods then had until the next read.
-#[test]
-fn late_response_does_not_replace_a_newer_object() {
+/// The first read of an object, which waits for a message; later ones do not.
+struct LateRead {
+    send: Sender<()>,
+    server: Arc<Late>,
+    objects: Objects,
+    first: crate::util::testing::BackgroundCall<Result<String, String>>,
+}
+
+fn late_read() -> LateRead {
     let (send, arrive) = bounded(1);
     let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
     let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
@@ -501,6 +507,13 @@ fn late_response_does_not_replace_a_newer_object() {
     while server.reads.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
+    LateRead { send, server, objects, first }
+}
+
+/// A late response replaced a newer version, which pods then had until the next read.
+#[test]
+fn late_response_does_not_replace_a_newer_object() {
+    let LateRead { send, server, objects, first } = late_read();
     assert_eq!(get(&objects, "a"), Ok("2".into()));
     send.send(()).unwrap();
     assert_eq!(first.result(), Ok("2".into()));
@@ -510,19 +523,7 @@ fn late_response_does_not_replace_a_newer_object() {
 /// The object may have been changed with the new pod, which got the version before.
 #[test]
 fn pod_that_names_an_object_during_a_read_reads_it_again() {
-    let (send, arrive) = bounded(1);
-    let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
-    let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
-    let lasting: TimeToLive = Box::new(|| Some(Duration::from_secs(3600)));
-    let objects = Objects::new(Strategy::Cache, api, lasting, Box::new(|_| {}));
-    objects.register(&pod("1", &["a"]));
-    let first = {
-        let objects = objects.clone();
-        crate::util::testing::in_background(move || get(&objects, "a"))
-    };
-    while server.reads.load(Ordering::SeqCst) == 0 {
-        std::thread::yield_now();
-    }
+    let LateRead { send, server, objects, first } = late_read();
     objects.register(&pod("2", &["a"]));
     send.send(()).unwrap();
     assert_eq!(first.result(), Ok("1".into()));

@@ -1,6 +1,7 @@
 //! Against scripted servers on the loopback interface.
 
 use super::*;
+use crate::transport::testing::plain_endpoint as plain;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -14,18 +15,6 @@ use std::time::Duration;
 const CA: &[u8] = include_bytes!("../tls/testdata/ca.pem");
 const OTHER_CA: &[u8] = include_bytes!("../tls/testdata/other.pem");
 const SOON: Duration = Duration::from_secs(20);
-
-fn plain(port: u16) -> Endpoint {
-    Endpoint {
-        https: false,
-        host: "127.0.0.1".to_owned(),
-        port,
-        roots: Roots::System,
-        server_name: None,
-        identity: None,
-        proxy: None,
-    }
-}
 
 fn secure(port: u16) -> Endpoint {
     Endpoint { https: true, roots: Roots::Pem(CA.to_vec()), ..plain(port) }

@@ -10,7 +10,7 @@ use super::*;
 use crate::kube::client::Credentials;
 use crate::kube::spread::Spread;
 use crate::kube::target::Target;
-use crate::transport::api::{Endpoint, Roots};
+use crate::transport::testing::plain_endpoint;
 use crate::util::testing::unblocked;
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 
@@ -73,16 +73,7 @@ fn serve(respond: impl Fn(usize) -> Response + Send + 'static) -> Server {
     })
     .unwrap()
     .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
-    let endpoint = Endpoint {
-        https: false,
-        host: "127.0.0.1".to_owned(),
-        port,
-        roots: Roots::System,
-        server_name: None,
-        identity: None,
-        proxy: None,
-    };
-    let credentials = Credentials { endpoint, base_path: String::new(), token: None };
+    let credentials = Credentials { endpoint: plain_endpoint(port), base_path: String::new(), token: None };
     Server { client: Client::new(credentials, None).unwrap(), heads, _running: running }
 }
 
@@ -95,15 +86,34 @@ fn change(name: &str, version: &str) -> Value {
     json!({"type": "MODIFIED", "object": {"metadata": {"name": name, "resourceVersion": version}}})
 }
 
+fn watched_pods() -> Watched {
+    Watched { target: Target::pods(), field_selector: None, label_selector: None, spread: Spread::PODS }
+}
+
+/// How a cycle of lists and watches failed.
+struct Failed {
+    error: ApiError,
+    requests: usize,
+    failures: u32,
+}
+
+/// Follows the server until an error.
+fn follow_until_error(server: Server, quiet: Duration) -> Failed {
+    unblocked(move || {
+        let watched = watched_pods();
+        let mut sink = |_: Change<Value>| {};
+        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
+        reflector.quiet = quiet;
+        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
+        let failures = reflector.failures.number();
+        Failed { error, requests: server.heads.try_iter().count(), failures }
+    })
+}
+
 /// Follows the server until it has sent the object `last`: how many lists were delivered, and the request lines.
 fn follow_until(server: Server, last: &'static str, quiet: Duration) -> (usize, Vec<String>) {
     unblocked(move || {
-        let watched = Watched {
-            target: Target::pods(),
-            field_selector: None,
-            label_selector: None,
-            spread: Spread::PODS,
-        };
+        let watched = watched_pods();
         let client = server.client.clone();
         let mut lists = 0;
         let mut sink = |change: Change<Value>| match change {
@@ -141,19 +151,7 @@ fn second_silent_watch_in_a_row_is_followed_by_a_list() {
         0 => Response::Open(vec![end_of_list("5"), change("first", "6")]),
         _ => Response::Open(Vec::new()),
     });
-    let (error, requests) = unblocked(move || {
-        let watched = Watched {
-            target: Target::pods(),
-            field_selector: None,
-            label_selector: None,
-            spread: Spread::PODS,
-        };
-        let mut sink = |_: Change<Value>| {};
-        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
-        reflector.quiet = SHORT * 2;
-        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
-        (error, server.heads.try_iter().count())
-    });
+    let Failed { error, requests, .. } = follow_until_error(server, SHORT * 2);
     assert!(error.to_string().contains("neither events nor bookmarks"), "{error}");
     assert_eq!(requests, 3);
 }
@@ -165,19 +163,7 @@ fn list_that_is_never_complete_is_a_failure() {
         0 => Response::Open(vec![change("first", "4")]),
         _ => Response::Nothing,
     });
-    let (error, failures) = unblocked(move || {
-        let watched = Watched {
-            target: Target::pods(),
-            field_selector: None,
-            label_selector: None,
-            spread: Spread::PODS,
-        };
-        let mut sink = |_: Change<Value>| {};
-        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
-        reflector.quiet = SHORT * 2;
-        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
-        (error, reflector.failures.number())
-    });
+    let Failed { error, failures, .. } = follow_until_error(server, SHORT * 2);
     assert!(error.is_broken(), "{error}");
     assert_eq!(failures, 1);
 }
@@ -200,18 +186,7 @@ fn third_broken_connection_ends_the_attempts_to_continue() {
         0 => Response::Whole(vec![end_of_list("5"), change("first", "6")]),
         _ => Response::Nothing,
     });
-    let (error, requests) = unblocked(move || {
-        let watched = Watched {
-            target: Target::pods(),
-            field_selector: None,
-            label_selector: None,
-            spread: Spread::PODS,
-        };
-        let mut sink = |_: Change<Value>| {};
-        let mut reflector = Reflector::new(&server.client, &watched, &mut sink);
-        let error = reflector.cycle::<Value>(&mut WatchBackoff::new(Instant::now())).unwrap_err();
-        (error, server.heads.try_iter().count())
-    });
+    let Failed { error, requests, .. } = follow_until_error(server, QUIET);
     assert!(error.is_broken(), "{error}");
     assert_eq!(requests, 1 + 1 + usize::try_from(REOPENS).unwrap());
 }
