@@ -375,6 +375,19 @@ fn volume_file_writer_never_escapes_its_volume() {
     directory.canary.assert_untouched();
 }
 
+/// A test that started a program while the canary was made kept its files open for a moment.
+#[test]
+fn canary_reports_an_open_but_not_the_end_of_an_earlier_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    let open_before = fs::File::create(&file).unwrap();
+    let canary = Canary::watch(dir.path());
+    drop(open_before);
+    canary.assert_untouched();
+    drop(fs::File::open(&file).unwrap());
+    assert!(std::panic::catch_unwind(|| canary.assert_no_events()).is_err());
+}
+
 /// Removes what the agent and the container have made, so that the agent can make it again.
 fn clear(dir: &Path) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
