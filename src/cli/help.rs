@@ -2,7 +2,8 @@
 
 use super::exit::EXITS;
 use super::flags::{FLAGS, FlagEffect, Syntax};
-use super::local::COMMANDS;
+use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
+use super::options::{OPTIONS, option_text};
 
 use crate::server::KUBERNETES_VERSION;
 
@@ -27,8 +28,14 @@ pub fn command(name: &str) -> String {
     for (_, synopsis, meaning) in COMMANDS.iter().filter(|(known, ..)| *known == name) {
         out += &format!("Usage:\n  coracle {synopsis}\n      {meaning}\n\n");
     }
-    out + "  --local-socket PATH   the local socket of the agent\n"
-        + "\ncoracle --help shows everything, with the exit codes.\n"
+    out += "Options:\n";
+    let own = OPTIONS_OF_COMMANDS.iter().find(|(known, _)| *known == name);
+    for option in own.map_or(&[][..], |(_, options)| options).iter().chain(&["local-socket", "help"]) {
+        for (_, letter, placeholder, meaning) in OPTIONS.iter().filter(|(known, ..)| known == option) {
+            out += &format!("  {}\n      {meaning}\n", option_text(option, *letter, placeholder));
+        }
+    }
+    out + "\ncoracle --help shows everything, with the exit codes.\n"
 }
 
 /// The whole help.
@@ -73,7 +80,6 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::local::OPTIONS_OF_COMMANDS;
 
     #[test]
     fn help_shows_flags_commands_and_exit_codes() {
@@ -86,14 +92,30 @@ mod tests {
     }
 
     #[test]
-    fn help_of_join_and_leave_names_each_of_their_options() {
+    fn help_of_each_command_explains_each_of_its_options() {
+        for (name, options) in OPTIONS_OF_COMMANDS {
+            let help = command(name);
+            for option in options.iter().chain(&["local-socket", "help"]) {
+                let (_, letter, placeholder, meaning) =
+                    OPTIONS.iter().find(|(known, ..)| known == option).expect(option);
+                let row = format!("\n  {}\n      {meaning}\n", option_text(option, *letter, placeholder));
+                assert!(help.contains(&row), "{name} --{option}: {help}");
+            }
+        }
+        assert!(command("logs").contains("  -n, --namespace NAMESPACE\n"));
+        assert!(command("join").contains("  --no-start\n"));
+    }
+
+    #[test]
+    fn usage_of_join_and_leave_names_each_of_their_options() {
         for name in ["join", "leave"] {
             let (_, options) = OPTIONS_OF_COMMANDS.iter().find(|(known, _)| *known == name).unwrap();
             let help = command(name);
+            let usage = help.split("Options:").next().unwrap();
             for option in *options {
                 let is_named =
-                    help.split(['[', ']', ' ', '|', '\n']).any(|word| word == format!("--{option}"));
-                assert!(is_named, "{name} --{option}: {help}");
+                    usage.split(['[', ']', ' ', '|', '\n']).any(|word| word == format!("--{option}"));
+                assert!(is_named, "{name} --{option}: {usage}");
             }
         }
     }

@@ -14,6 +14,7 @@ mod flags;
 mod help;
 mod join_options;
 mod local;
+mod options;
 #[cfg(test)]
 mod pages;
 mod parse;

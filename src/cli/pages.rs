@@ -8,87 +8,13 @@ use std::path::Path;
 use super::exit::EXITS;
 use super::flags::{FLAGS, Flag, FlagEffect, Syntax};
 use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
+use super::options::{OPTIONS, option_text};
 use crate::config::DefaultSet;
 use crate::config::effects::default_text;
 use crate::config::fields::{FIELDS, FieldEffect};
 
 const ORIGIN: &str =
     "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
-
-/// The options of commands: name, letter, and what completes the value. An option without a value
-/// has no completion.
-const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
-    ("output", 'o', Some(Value::Words("json yaml wide")), "format of the output"),
-    ("watch", 'w', None, "keep watching"),
-    ("namespace", 'n', Some(Value::Any), "namespace"),
-    ("all-namespaces", 'A', None, "all namespaces, which is the default"),
-    ("container", 'c', Some(Value::Container), "container"),
-    ("follow", 'f', None, "follow the log"),
-    ("previous", 'p', None, "the instance before"),
-    ("tail", ' ', Some(Value::Any), "number of lines from the end"),
-    ("since", ' ', Some(Value::Any), "age of the oldest line"),
-    ("timestamps", ' ', None, "print the time of each line"),
-    ("image", ' ', Some(Value::Any), "image of the ephemeral container"),
-    ("target", ' ', Some(Value::Container), "container whose processes are shared"),
-    ("stdin", 'i', None, "pass the input on"),
-    ("tty", 't', None, "give the command a terminal"),
-    ("address", ' ', Some(Value::Any), "addresses to listen on"),
-    ("once", ' ', None, "print one table"),
-    ("digests", ' ', None, "compare contents, not only sizes"),
-    ("root-dir", ' ', Some(Value::File), "directory of the agent's state"),
-    ("config", ' ', Some(Value::File), "configuration file"),
-    ("cis", ' ', None, "rules of benchmarks instead of the machine"),
-    ("images-dir", ' ', Some(Value::File), "directories of image archives"),
-    ("no-wait", ' ', None, "do not wait for the images"),
-    ("damaged", ' ', None, "remove copies of damaged files"),
-    ("all", ' ', None, "remove all that is stored"),
-    ("yes", ' ', None, "confirm the removal"),
-    ("remove", ' ', None, "remove the added authorities"),
-    ("dry-run", ' ', None, "print what would be done"),
-    ("runtime", ' ', Some(Value::Words("containerd crio")), "container runtime"),
-    ("containerd-config", ' ', Some(Value::File), "configuration of containerd"),
-    ("certs-dir", ' ', Some(Value::File), "directory of registries of containerd"),
-    ("registries-dir", ' ', Some(Value::File), "directory registries.conf.d of CRI-O"),
-    ("registry", ' ', Some(Value::Any), "registries that get a mirror in CRI-O"),
-    ("image-registry", ' ', Some(Value::Any), "address of the agent's registry, with a fixed port"),
-    ("image-mirror-file", ' ', Some(Value::File), "file of the agent's registry for the runtime"),
-    ("listen", ' ', Some(Value::Any), "address and port of the pages"),
-    ("tls-cert", ' ', Some(Value::File), "certificate of the pages"),
-    ("tls-key", ' ', Some(Value::File), "key of that certificate"),
-    ("insecure-listen", ' ', None, "listen for other machines without TLS"),
-    ("token", ' ', Some(Value::Any), "bootstrap token; - reads it from standard input"),
-    ("token-file", ' ', Some(Value::File), "file with the bootstrap token"),
-    (
-        "discovery-token-ca-cert-hash",
-        ' ',
-        Some(Value::Any),
-        "sha256 hash of the key of the cluster's authority",
-    ),
-    (
-        "discovery-token-unsafe-skip-ca-verification",
-        ' ',
-        None,
-        "join without the hash, and trust the network",
-    ),
-    ("discovery-file", ' ', Some(Value::File), "kubeconfig with address and authority of the cluster"),
-    ("tls-bootstrap-token", ' ', Some(Value::Any), "token for the first certificate"),
-    ("k0s-token", ' ', Some(Value::File), "file with a token of k0s"),
-    ("bootstrap-kubeconfig", ' ', Some(Value::File), "kubeconfig for the first certificate"),
-    ("write-bundle", ' ', Some(Value::File), "file to write for the nodes of bundles"),
-    ("from-bundle", ' ', Some(Value::File), "file of --write-bundle"),
-    ("node-name", ' ', Some(Value::Any), "name of the node"),
-    ("node-ip", ' ', Some(Value::Any), "addresses of the node"),
-    ("node-labels", ' ', Some(Value::Any), "labels of the node"),
-    ("cri-socket", ' ', Some(Value::File), "socket of the container runtime"),
-    ("kubernetes-dir", ' ', Some(Value::File), "directory of the node's kubeconfig"),
-    ("ignore-preflight-errors", ' ', Some(Value::Any), "checks that may fail"),
-    ("timeout", ' ', Some(Value::Any), "longest wait for the node"),
-    ("drain", ' ', None, "evict the pods first"),
-    ("kubeconfig", ' ', Some(Value::File), "credentials that may evict pods"),
-    ("no-start", ' ', None, "write the files, and start nothing"),
-    ("local-socket", ' ', Some(Value::File), "local socket of the agent"),
-    ("help", 'h', None, "help of the command"),
-];
 
 /// What completes the value of an option.
 #[derive(Clone, Copy)]
@@ -97,7 +23,26 @@ enum Value {
     File,
     /// A container of the pod in the line.
     Container,
+    /// With `|` between the words.
     Words(&'static str),
+}
+
+/// An option as the pages need it: name, letter, and what completes its value. One without a value has no
+/// completion.
+type PageOption = (&'static str, char, Option<Value>, &'static str);
+
+fn options() -> Vec<PageOption> {
+    let value = |placeholder: &'static str| match placeholder {
+        "" => None,
+        "FILE" | "DIR" | "SOCKET" => Some(Value::File),
+        "CONTAINER" => Some(Value::Container),
+        words if words.contains('|') => Some(Value::Words(words)),
+        _ => Some(Value::Any),
+    };
+    OPTIONS
+        .iter()
+        .map(|(name, letter, placeholder, meaning)| (*name, *letter, value(placeholder), *meaning))
+        .collect()
 }
 
 /// Prints the names of pods in the table of `coracle pods`. A shell expands what it completes, so only
@@ -113,7 +58,7 @@ const SELECTING: &[&str] = &["namespace", "local-socket"];
 /// The other options with a value, which is no argument of the command; as patterns of a shell.
 fn valued(separator: &str) -> String {
     let mut all: Vec<String> = Vec::new();
-    for (name, letter, value, _) in OPTIONS {
+    for (name, letter, value, _) in &options() {
         if value.is_some() && !SELECTING.contains(name) {
             all.extend((*letter != ' ').then(|| format!("-{letter}")));
             all.push(format!("--{name}"));
@@ -133,14 +78,15 @@ const WORDS: &[(&str, &str, bool)] = &[
 ];
 
 /// The options that a command takes, with those that all take.
-fn options_of(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
+fn options_of(command: &str) -> Vec<PageOption> {
+    let all = options();
     let own =
         OPTIONS_OF_COMMANDS.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, takes)| takes);
     own.iter()
         .chain(&["local-socket", "help"])
         .map(|name| {
-            let found = OPTIONS.iter().find(|(option, ..)| option == name);
-            found.unwrap_or_else(|| panic!("OPTIONS has no row for --{name}"))
+            let found = all.iter().find(|(option, ..)| option == name);
+            *found.unwrap_or_else(|| panic!("OPTIONS has no row for --{name}"))
         })
         .collect()
 }
@@ -203,10 +149,8 @@ fn manual() -> String {
         item(&mut out, synopsis, meaning);
     }
     out += ".PP\nOptions of commands:\n";
-    for (name, letter, value, meaning) in OPTIONS {
-        let letter = if *letter == ' ' { String::new() } else { format!("-{letter}, ") };
-        let value = if value.is_some() { " VALUE" } else { "" };
-        item(&mut out, &format!("{letter}--{name}{value}"), meaning);
+    for (name, letter, placeholder, meaning) in OPTIONS {
+        item(&mut out, &option_text(name, *letter, placeholder), meaning);
     }
     out += ".SH FLAGS\nFlags of the agent. A name in brackets is the field of the configuration file that the flag sets.\n";
     for flag in FLAGS {
@@ -299,10 +243,10 @@ fn bash() -> String {
          {}) command=$word && break ;;\n        esac\n    done\n    case $before in\n",
         commands().join(" | ")
     );
-    for (name, letter, value, _) in OPTIONS {
+    for (name, letter, value, _) in &options() {
         let short = if *letter == ' ' { String::new() } else { format!("-{letter} | ") };
         let words = match value {
-            Some(Value::Words(words)) => format!("'{words}'"),
+            Some(Value::Words(words)) => format!("'{}'", words.replace('|', " ")),
             Some(Value::Container) => "\"$(_coracle_names containers)\"".to_owned(),
             _ => continue,
         };
@@ -312,7 +256,7 @@ fn bash() -> String {
         );
     }
     let mut paths: Vec<String> = FLAGS.iter().filter(|flag| is_path(flag)).map(dashed).collect();
-    for (name, _, value, _) in OPTIONS {
+    for (name, _, value, _) in &options() {
         let long = format!("--{name}");
         if matches!(value, Some(Value::File)) && !paths.contains(&long) {
             paths.push(long);
@@ -400,13 +344,13 @@ fn zsh() -> String {
     out += "]}\n    case $command in\n";
     for command in commands() {
         let _ = writeln!(out, "    {command})\n        _arguments \\");
-        for (name, letter, value, meaning) in options_of(command) {
+        for (name, letter, value, meaning) in &options_of(command) {
             let value = match value {
                 None => String::new(),
                 Some(Value::Any) => format!(":{name}:"),
                 Some(Value::File) => ":path:_files".to_owned(),
                 Some(Value::Container) => format!(":{name}:_coracle_containers"),
-                Some(Value::Words(words)) => format!(":{name}:({words})"),
+                Some(Value::Words(words)) => format!(":{name}:({})", words.replace('|', " ")),
             };
             let meaning = zsh_text(meaning);
             if *letter == ' ' {
@@ -457,14 +401,14 @@ fn fish() -> String {
     for name in commands() {
         let meaning = COMMANDS.iter().find(|(known, ..)| *known == name).map_or("", |(.., meaning)| meaning);
         let _ = writeln!(out, "complete -c coracle -n '{none}' -a {name} -d '{}'", quoted(meaning));
-        for (option, letter, value, meaning) in options_of(name) {
+        for (option, letter, value, meaning) in &options_of(name) {
             let letter = if *letter == ' ' { String::new() } else { format!(" -s {letter}") };
             let value = match value {
                 None => String::new(),
                 Some(Value::Any) => " -x".to_owned(),
                 Some(Value::File) => " -r -F".to_owned(),
                 Some(Value::Container) => " -x -a '(__coracle_names containers)'".to_owned(),
-                Some(Value::Words(words)) => format!(" -x -a '{words}'"),
+                Some(Value::Words(words)) => format!(" -x -a '{}'", words.replace('|', " ")),
             };
             let _ = writeln!(
                 out,
