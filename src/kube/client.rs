@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -113,10 +112,9 @@ struct Shared {
     session: Mutex<Arc<Session>>,
     user_agent: String,
     breaker: Breaker,
-    /// The reason why the last request had no response; `None` if it had one.
-    last_failure: Mutex<Option<String>>,
-    /// Whether the last request had a response.
-    responds: AtomicBool,
+    /// Whether the last request had a response, of any status, and the reason if it had none; `None` before
+    /// the first one.
+    last_outcome: Mutex<Option<Result<(), String>>>,
     returns: Returns,
 }
 
@@ -204,11 +202,9 @@ impl Client {
         let user_agent = format!("kubelet/{KUBERNETES_VERSION} (linux/{}) coracle/{version}", go_arch());
         let breaker = Breaker::default();
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
-        let last_failure = Mutex::default();
+        let last_outcome = Mutex::default();
         let returns = Returns::new(Instant::now());
-        let responds = AtomicBool::new(false);
-        let shared =
-            Shared { session, user_agent, breaker: breaker.clone(), last_failure, responds, returns };
+        let shared = Shared { session, user_agent, breaker: breaker.clone(), last_outcome, returns };
         Ok(Client { shared: Arc::new(shared), bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
@@ -441,12 +437,12 @@ impl Client {
 
     /// Why the last request of any clone had no response; `None` if it had one.
     pub fn last_failure(&self) -> Option<String> {
-        self.shared.last_failure.locked().clone()
+        self.shared.last_outcome.locked().clone()?.err()
     }
 
     /// Whether the last request of any clone had a response, of any status; `false` before the first one.
     pub(super) fn responds(&self) -> bool {
-        self.shared.responds.load(Ordering::Relaxed)
+        matches!(*self.shared.last_outcome.locked(), Some(Ok(())))
     }
 
     /// The returns of the API server, as the requests of all clones show them.
@@ -683,9 +679,8 @@ impl Client {
                 .with_note(|| session.note(Timestamp::now()))
         });
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
-            let last_failure = outcome.as_ref().err().map(ToString::to_string);
-            *self.shared.last_failure.locked() = last_failure;
-            self.shared.responds.store(outcome.is_ok(), Ordering::Relaxed);
+            let result = outcome.as_ref().map(|_| ()).map_err(ToString::to_string);
+            *self.shared.last_outcome.locked() = Some(result);
             let status = outcome.as_ref().ok().map(|response| response.status);
             self.shared.returns.record(Reply::for_status(status), Instant::now());
         }
