@@ -330,6 +330,10 @@ mod tests {
         };
         check("no agent runs here: there is no socket ");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        // A program that another test starts has a copy of the descriptor until it is executed.
+        while std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+            std::thread::yield_now();
+        }
         check("no agent runs here: no process listens on ");
     }
 
