@@ -96,9 +96,13 @@ fn sidecar_that_exits_during_initialization_starts_again() {
         wait_until("the sidecar to restart", LONG, || {
             running_id(&node, name, "s").is_some_and(|now| Some(now) != before)
         });
-        // A second restart waits for the back-off, while the init container keeps running.
+        // A second restart waits for the back-off, while the init container keeps running. If a busy machine
+        // shows the pod only after the wait, the next end of the sidecar makes a longer one.
         kill(&node, name, "s", 1);
         node.wait_pod(name, "to show the wait", LONG, |pod| {
+            if let Some(id) = running_id(&node, name, "s") {
+                node.fake.kill_container(&id, 1);
+            }
             init_waiting_reason(pod, "s").as_deref() == Some("CrashLoopBackOff") && phase(pod) == "Pending"
         });
         assert_eq!(running_id(&node, name, "long"), long);
@@ -365,15 +369,26 @@ fn ephemeral_container_runs_once() {
 #[test]
 fn active_deadline_ends_a_pod_in_back_off() {
     let node = FakeNode::start();
-    let mut job = pod("job", json!([busybox("main", "exit 1")]));
-    // In the middle of the second wait, which is from the 10th second to the 30th.
-    job["spec"]["activeDeadlineSeconds"] = json!(15);
-    let begun = Instant::now();
-    node.apply(&job);
-    node.wait_pod("job", "to wait", LONG, |pod| waiting_reason(pod, "main") == "CrashLoopBackOff");
-    let left = Duration::from_secs(28).saturating_sub(begun.elapsed());
-    let over = node.wait_pod("job", "to fail", left, |pod| phase(pod) == "Failed");
-    assert_eq!(over.status.as_ref().unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+    // If a busy machine shows the end of a pod only after the wait, another pod is tried.
+    for attempt in 1..=5 {
+        let name = format!("job{attempt}");
+        let mut job = pod(&name, json!([busybox("main", "exit 1")]));
+        // In the middle of the second wait, which is from the 10th second to the 30th.
+        job["spec"]["activeDeadlineSeconds"] = json!(15);
+        let begun = Instant::now();
+        node.apply(&job);
+        let seen = node.wait_pod(&name, "to wait", LONG, |pod| {
+            waiting_reason(pod, "main") == "CrashLoopBackOff" || phase(pod) == "Failed"
+        });
+        let was_waiting = waiting_reason(&seen, "main") == "CrashLoopBackOff";
+        let over = node.wait_pod(&name, "to fail", LONG, |pod| phase(pod) == "Failed");
+        let took = begun.elapsed();
+        assert_eq!(over.status.as_ref().unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+        if was_waiting && took < Duration::from_secs(28) {
+            break;
+        }
+        assert!(attempt < 5, "in back-off: {was_waiting}; failed after {took:?}");
+    }
     wait_until("the event", LONG, || reasons(&node).iter().any(|reason| reason == "DeadlineExceeded"));
     node.finish();
 }
