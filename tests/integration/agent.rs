@@ -105,6 +105,18 @@ impl DocumentServer {
 /// A call without a response delays the requests that need it by eight seconds, and no others.
 #[test]
 fn statistics_of_a_hanging_runtime_time_out() {
+    // A busy machine may delay any response: one that waits for the runtime is late each time.
+    for round in 1..=5 {
+        let late = late_responses_of_a_hanging_runtime();
+        if late.is_empty() {
+            return;
+        }
+        assert!(round < 5, "{late:?}");
+    }
+}
+
+/// Asserts what the responses are. Returns those that took as long as ones that wait for the runtime.
+fn late_responses_of_a_hanging_runtime() -> Vec<String> {
     let node = FakeNode::start();
     let _gate = node.fake.hang("ImageFsInfo");
     let before = node.fake.count("ImageFsInfo");
@@ -114,6 +126,12 @@ fn statistics_of_a_hanging_runtime_time_out() {
         (code, text, begun.elapsed())
     };
     const SOON: Duration = Duration::from_secs(6);
+    let mut late = Vec::new();
+    let mut check_time = |path: &str, took: Duration| {
+        if took >= SOON {
+            late.push(format!("{path} after {took:?}"));
+        }
+    };
     const TIMEOUT_MESSAGE: &str = "Internal Error: failed to get imageFs stats: \
         rpc error: code = DeadlineExceeded desc = context deadline exceeded\n";
     std::thread::scope(|scope| {
@@ -121,7 +139,8 @@ fn statistics_of_a_hanging_runtime_time_out() {
         wait_until("a call to the runtime", LONG, || node.fake.count("ImageFsInfo") > before);
         for path in ["/metrics/resource", "/stats/summary?only_cpu_and_memory=true", "/metrics"] {
             let (code, text, took) = timed(path);
-            assert!(code == 200 && took < SOON, "{path}: {code} after {took:?}: {text}");
+            assert_eq!(code, 200, "{path}: {text}");
+            check_time(path, took);
         }
         let (code, text, took) = summary.join().unwrap();
         assert_eq!((code, text.as_str()), (500, TIMEOUT_MESSAGE));
@@ -130,14 +149,19 @@ fn statistics_of_a_hanging_runtime_time_out() {
     // The runtime gets no call for a while: requests get the last known values at once.
     let calls = node.fake.count("ImageFsInfo");
     let (code, text, took) = timed("/stats/summary");
-    assert!(took < SOON, "{took:?}");
+    check_time("/stats/summary", took);
     assert_eq!((code, text.as_str()), (500, TIMEOUT_MESSAGE));
     let (code, text, took) = timed("/metrics/cadvisor");
-    assert!(took < SOON && code == 200 && text.contains("machine_cpu_cores"), "{code} after {took:?}");
-    assert_eq!(node.fake.count("ImageFsInfo"), calls);
+    check_time("/metrics/cadvisor", took);
+    assert!(code == 200 && text.contains("machine_cpu_cores"), "{code}: {text}");
+    // After this time the runtime may get a call again.
+    if late.is_empty() {
+        assert_eq!(node.fake.count("ImageFsInfo"), calls);
+    }
     node.fake.behave("ImageFsInfo");
     wait_until("numbers again", LONG, || node.read_only("/stats/summary").0 == 200);
     node.finish();
+    late
 }
 
 /// The cost of a response is only printed: machines differ, and this is no release build.
