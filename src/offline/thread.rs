@@ -1310,7 +1310,7 @@ mod tests {
         };
         offline.server_set(vec![pod("a")], true);
         let running = offline.spawn(deps, OnDeath::Unsupervised).unwrap();
-        let limit = Duration::from_secs(10);
+        let limit = Duration::from_secs(60);
         let is_stored = || files(root.path()).contains(&key(Kind::Services, "n").file_name());
         while !is_stored() {
             bell.send_timeout((), limit).unwrap();

@@ -394,8 +394,8 @@ fn connection_recovers_after_a_runtime_restart() {
     fake.go_up();
     let start = Instant::now();
     fake.wait_until("the runtime answers", |_| client.version().is_ok());
-    // The back-off is 3 s at most, with some jitter.
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    // The back-off is 3 s at most, with some jitter; the rest is for a busy machine.
+    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
     assert_eq!(client.container_status(&container).unwrap().id, container.as_str());
 
     // A call that is open when the server ends fails at once.

@@ -28,7 +28,7 @@ use crate::support::wait::wait_until;
 const SOON: Duration = Duration::from_secs(60);
 
 /// An operation without a wait takes less time than this, and all waits of the client are longer.
-const AT_ONCE: Duration = Duration::from_secs(5);
+const AT_ONCE: Duration = Duration::from_secs(9);
 
 const PODS: &str = "/api/v1/namespaces/ns/pods";
 
@@ -552,8 +552,8 @@ fn changed_credentials_are_used_at_once() {
     api.fault(Fault::always("GET", "", FaultResponse::Status(401, "Unauthorized", None)));
     api.end_watches();
     // The watch resumes once, then each attempt begins with a list. The wait after the last of these
-    // is longer than six seconds.
-    api.wait_for(2 + 1 + 3 * 2, |_| true);
+    // is longer than twelve seconds.
+    api.wait_for(2 + 1 + 4 * 2, |_| true);
     wait_until("the wait", SOON, || {
         let line = coracle::util::threads::report().into_iter().find(|line| line.name == "watch/renewed");
         line.is_some_and(|line| line.waits_for != "the API server" && line.since > Duration::from_millis(200))
