@@ -13,7 +13,7 @@ use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, simple};
 use crate::support::random::{Random, random_seed};
 use crate::support::tls_front::{Authority, TlsFront};
-use crate::support::wait::{pause, wait_until};
+use crate::support::wait::{pause, wait_for, wait_until};
 
 mod addresses;
 mod starts;
@@ -116,6 +116,20 @@ fn wait_stored(node: &FakeNode, pods: u64) {
             && count("podstatus") == pods
             && ["node", "configmap", "secret", "token", "services"].iter().all(|kind| count(kind) > 0)
     });
+}
+
+/// Waits until an event has this text, and returns all events. Another thread collects them.
+fn wait_event(node: &FakeNode, text: &str) -> String {
+    wait_for(&format!("an event with {text:?}"), LONG, || {
+        let output = node.command(&["events", "-o", "json"]);
+        let events = String::from_utf8_lossy(&output.stdout).into_owned();
+        events.contains(text).then_some(events)
+    })
+}
+
+/// Waits until the status shows so many stopped pods.
+fn wait_stopped_pods(node: &FakeNode, count: u64) {
+    wait_until(&format!("{count} stopped pods"), LONG, || status(node)["offline"]["stoppedPods"] == count);
 }
 
 /// Whether the runtime got a request of this kind that names the pod.
@@ -300,9 +314,8 @@ fn pods_stop_without_the_api_server_after_their_time_and_start_when_it_shows_the
         });
     }
     assert_eq!(node.running("sensor"), before, "its annotation says never");
-    let events = node.cli(&["events"]);
-    assert!(events.contains("StoppedOffline"), "{events}");
-    assert_eq!(status(&node)["offline"]["stoppedPods"], 2);
+    wait_event(&node, "StoppedOffline");
+    wait_stopped_pods(&node, 2);
 
     node.stop_agent();
     node.cut_power();
@@ -310,7 +323,7 @@ fn pods_stop_without_the_api_server_after_their_time_and_start_when_it_shows_the
     node.start_agent();
     wait_phase(&node, "alone");
     node.wait_ready("sensor");
-    assert_eq!(status(&node)["offline"]["stoppedPods"], 2);
+    wait_stopped_pods(&node, 2);
     for name in ["web", "gone"] {
         assert!(!was_requested(&node, "RunPodSandbox", name), "{:?}", node.fake.calls());
     }
@@ -326,7 +339,7 @@ fn pods_stop_without_the_api_server_after_their_time_and_start_when_it_shows_the
     });
     assert_eq!(node.running("sensor"), running);
     assert!(!was_requested(&node, "RunPodSandbox", "gone"), "{:?}", node.fake.calls());
-    assert_eq!(status(&node)["offline"]["stoppedPods"], 0);
+    wait_stopped_pods(&node, 0);
     node.finish();
 }
 

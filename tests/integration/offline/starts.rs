@@ -3,7 +3,6 @@
 use coracle::transport::grpc::Kind;
 
 use super::*;
-use crate::support::wait::wait_for;
 
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 const BUNDLE: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles/roots";
@@ -80,7 +79,7 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     node.fake.fail("PullImage", Kind::Unknown, error);
     restart_alone(&mut node);
     node.wait_ready("web");
-    let events = node.cli(&["events", "-o", "json"]);
+    let events = wait_event(&node, "its registry does not respond");
     assert_eq!(events.matches("its registry does not respond").count(), 1, "{events}");
     assert!(!events.contains("Failed to pull"), "{events}");
     let running = node.running("web");
@@ -115,8 +114,7 @@ fn programs_for_credentials_that_hang_delay_a_present_image_for_a_short_time_onl
     restart_alone(&mut node);
     node.wait_ready("web");
     assert!(node.log().contains("credential provider d has no answer"), "{}", node.log());
-    let events = node.cli(&["events", "-o", "json"]);
-    assert!(events.contains("its registry does not respond"), "{events}");
+    wait_event(&node, "its registry does not respond");
     node.fake.behave("PullImage");
     node.api().go_up();
     wait_phase(&node, "online");
@@ -150,8 +148,7 @@ fn program_for_credentials_that_is_slow_gets_its_own_time_when_the_registry_refu
     );
     restart_alone(&mut node);
     node.wait_ready("web");
-    let events = node.cli(&["events", "-o", "json"]);
-    assert!(events.contains("Successfully pulled image"), "{events}");
+    let events = wait_event(&node, "Successfully pulled image");
     assert!(!events.contains("Failed to pull"), "{events}");
     node.api().go_up();
     wait_phase(&node, "online");
@@ -168,8 +165,7 @@ fn present_image_with_the_policy_always_is_used_when_the_lease_of_an_online_node
         status(&node)["offline"]["secondsSinceContact"].as_u64().unwrap_or(0) > 4
     });
     end_container(&node);
-    let events = node.cli(&["events", "-o", "json"]);
-    assert!(events.contains("its registry does not respond"), "{events}");
+    wait_event(&node, "its registry does not respond");
     assert_eq!(status(&node)["offline"]["phase"], "online");
     node.fake.behave("PullImage");
     node.api().go_up();
