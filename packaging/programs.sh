@@ -32,7 +32,8 @@ need_bus() {
 static_busybox() {
     local path
     for path in /bin/busybox /usr/bin/busybox; do
-        [ -x "$path" ] && ! LC_ALL=C readelf -lW "$path" 2>/dev/null | grep -q INTERP && echo "$path" && return
+        # The whole text is read: with "-q" a readelf that still writes would fail, and so the search.
+        [ -x "$path" ] && ! LC_ALL=C readelf -lW "$path" 2>/dev/null | grep INTERP >/dev/null && echo "$path" && return
     done
     return 1
 }
