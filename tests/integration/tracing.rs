@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use coracle::transport::generated::{methods, traces as pb};
 use coracle::transport::rpc_server::{RpcError, Server, Service};
@@ -245,6 +246,7 @@ fn collector_that_hangs_delays_neither_pods_nor_the_end_of_the_agent() {
 #[test]
 fn collector_that_is_away_costs_only_a_log_line() {
     let missing = json!({"tracing": {"endpoint": "unix:///nonexistent/collector.sock", "samplingRatePerMillion": 1_000_000}});
+    let begun = Instant::now();
     let mut node = FakeNode::start_with(missing);
     node.apply(&simple("web"));
     node.wait_ready("web");
@@ -252,7 +254,9 @@ fn collector_that_is_away_costs_only_a_log_line() {
     node.remove("web");
     node.wait_gone("web", LONG);
     node.stop_agent();
-    assert_eq!(node.log().matches("spans are lost").count(), 1);
+    // One in a minute, which a busy machine may need.
+    let (reports, most) = (node.log().matches("spans are lost").count(), 1 + begun.elapsed().as_secs() / 60);
+    assert!((1..=most).contains(&(reports as u64)), "{reports} reports, at most {most}");
 }
 
 #[test]
