@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use serde_json::{Value, json};
@@ -71,6 +72,22 @@ fn with_claim() -> Pod {
 /// The calls that change something.
 fn changes(node: &FakeNode) -> Vec<String> {
     node.calls().into_iter().filter(|call| call != "capabilities").collect()
+}
+
+/// A sync of the pod, with the end of the updates that it begins: a busy machine may need longer for them
+/// than a sync waits.
+fn remount(volumes: &Volumes, pod: &Pod) {
+    let never = StopToken::never();
+    volumes.remount(pod, &never);
+    let begun = Instant::now();
+    while volumes.operations.is_busy(pod.uid()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the update does not end");
+        std::thread::yield_now();
+    }
+    if !volumes.refreshes().is_empty() {
+        // It takes the results, and begins no other updates.
+        volumes.remount(pod, &never);
+    }
 }
 
 #[test]
@@ -199,10 +216,10 @@ fn volume_is_grown_when_it_is_mounted_and_while_it_is_used() {
     assert_eq!(changes(&node), ["stage h", "publish h", "expand h"]);
     assert_eq!(events.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
     // The claim of this server keeps its old size.
-    volumes.remount(&pod, &never);
+    remount(&volumes, &pod);
     assert_eq!((changes(&node), node.last_expand().bytes), (vec!["expand h".to_owned()], 2 << 30));
     node.fail("expand", Fault::Final);
-    volumes.remount(&pod, &never);
+    remount(&volumes, &pod);
     let reasons: Vec<_> = events.try_iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["FileSystemResizeSuccessful", "VolumeResizeFailed"]);
     // The pod keeps its volume.
