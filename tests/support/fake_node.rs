@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -49,7 +50,11 @@ pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(23_000);
     wait_for("a free port", LONG, || {
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok().then_some(port)
+        // Not by a listener: a program that another test starts at this moment would have a copy of it
+        // until its exec, and an agent could not listen there.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let connected = TcpStream::connect_timeout(&address, Duration::from_secs(10));
+        connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused).then_some(port)
     })
 }
 

@@ -19,8 +19,12 @@ use coracle::transport::api::{Endpoint, Roots};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
+use super::wait::wait_for;
 pub(crate) use http::ReceivedRequest;
 pub(crate) use store::{ResourcePath, Store};
+
+/// The longest wait for a request or for a port.
+const LIMIT: Duration = Duration::from_secs(150);
 
 /// A fault, and the requests that it applies to.
 #[derive(Debug, Clone)]
@@ -132,7 +136,7 @@ impl FakeApi {
 
     /// An empty one on an address of this machine.
     pub(crate) fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
-        FakeApi::on(address, TcpListener::bind((address, port)).unwrap())
+        FakeApi::on(address, listen_again(address, port))
     }
 
     fn on(address: Ipv4Addr, listener: TcpListener) -> FakeApi {
@@ -176,7 +180,7 @@ impl FakeApi {
     /// Comes back at its old port.
     pub(crate) fn go_up(&self) {
         self.cut();
-        self.serve(TcpListener::bind((self.address, self.port)).unwrap());
+        self.serve(listen_again(self.address, self.port));
     }
 
     /// Takes connections, but says nothing any more, not even on open watches.
@@ -332,7 +336,7 @@ impl FakeApi {
         count: usize,
         wanted: impl Fn(&ReceivedRequest) -> bool,
     ) -> Vec<ReceivedRequest> {
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + LIMIT;
         let mut state = self.shared.lock();
         loop {
             let found: Vec<ReceivedRequest> =
@@ -386,6 +390,18 @@ impl Drop for FakeApi {
         self.cut();
         drop(threads);
     }
+}
+
+/// Listens on a port that a server may have just left. A program that another test started at that moment
+/// has a copy of the server's socket until its exec.
+fn listen_again(address: Ipv4Addr, port: u16) -> TcpListener {
+    wait_for(&format!("port {port} of {address}"), LIMIT, || match TcpListener::bind((address, port)) {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::AddrInUse, "port {port} of {address}: {error}");
+            None
+        }
+    })
 }
 
 /// The JSON of an error answer.
