@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 use crate::support::fake_api::{Fault, FaultResponse};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{busybox, phase, pod, simple};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 
 fn reason(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.reason.as_deref()).unwrap_or_default()
 }
 
 fn uid(node: &FakeNode, name: &str) -> String {
-    node.pod(name).and_then(|pod| pod.metadata.uid).unwrap_or_default()
+    // No response of a busy agent is not a pod without a UID.
+    wait_for("the pod's UID", LONG, || node.pod(name)?.metadata.uid)
 }
 
 /// A pod whose container runs until its long grace period is over.

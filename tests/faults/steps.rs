@@ -14,7 +14,7 @@ use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::fake_plugins::{CLAIM_DRIVER, CarriedOut, DRIVER, FakePlugins, Gate, RESOURCE};
 use crate::support::logind::FakeSystemBus;
 use crate::support::node::{FOREVER, NODE, busybox, pod};
-use crate::support::wait::{pause, wait_until};
+use crate::support::wait::{pause, wait_for, wait_until};
 use crate::{SmallDisk, in_parallel, print_line};
 
 /// The wait for the ends of all steps of a node; the agent needs about a second, and the evictions of
@@ -301,7 +301,7 @@ impl Fixture {
         });
         let mut uid = step.uid();
         if self.reason.is_for_static_pods() {
-            uid = node.pod(name).and_then(|pod| pod.metadata.uid).expect("the pod is shown");
+            uid = wait_for("the pod's UID", LONG, || node.pod(name)?.metadata.uid);
         }
         self.steps.insert(step, uid);
     }
