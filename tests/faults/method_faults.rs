@@ -20,7 +20,7 @@ use crate::{RICH, images, in_parallel, print_line, rich};
 
 /// Failed steps are tried again after 10 to 15 s, failed pulls after 10, 20 and 40 s,
 /// garbage collection after a minute, so that three failures of it alone take two.
-const RETRIES: Duration = Duration::from_secs(240);
+const RETRIES: Duration = Duration::from_secs(400);
 
 /// When a method is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

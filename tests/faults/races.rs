@@ -123,10 +123,18 @@ fn random_pod_changes_on_a_slow_runtime_converge() {
     // A pod that was removed and written again with the same UID is still terminating: until that is
     // complete, the old containers run.
     let running = || (0..PODS).map(|number| node.running(&format!("pod{number}"))).collect::<Vec<_>>();
-    wait_until("the running containers to be the same for a while", LONG, || {
+    let is_any_ending = || {
+        let page = node.metrics();
+        let mut workers = page.lines().filter(|line| line.starts_with("kubelet_working_pods{"));
+        let (runs, wanted) = ("lifecycle=\"sync\"", "config=\"desired\"");
+        workers.any(|line| {
+            line.contains("lifecycle=\"terminating\"") || (line.contains(runs) && !line.contains(wanted))
+        })
+    };
+    wait_until("no pod to end, and the running containers to be the same for a while", LONG, || {
         let before = running();
         pause(Duration::from_millis(1500));
-        running() == before
+        running() == before && !is_any_ending()
     });
     for (number, version) in wanted.iter().enumerate() {
         let name = format!("pod{number}");

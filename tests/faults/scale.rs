@@ -13,10 +13,10 @@ use crate::print_line;
 use crate::support::fake_node::FakeNode;
 use crate::support::node::{FOREVER, busybox, is_ready, pod};
 use crate::support::process_usage::{ProcessUsage, cpu_time};
-use crate::support::wait::{pause, wait_until};
+use crate::support::wait::{pause, wait_for, wait_until};
 
 /// Debug builds of two programs on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Pods in the usual run of the tests.
 const PODS: usize = 240;
@@ -36,8 +36,8 @@ const STEADY: Duration = Duration::from_secs(20);
 /// How long the memory is measured.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long at most for a moment of few checks: two rounds of all probes.
-const LONG_LOOK: Duration = Duration::from_secs(20);
+/// How long at most for a moment of few checks: six rounds of all probes.
+const LONG_LOOK: Duration = Duration::from_secs(60);
 
 /// How far the growth may be from a straight line: memory comes in pages and arenas.
 const SLACK: f64 = 1.4;
@@ -192,10 +192,9 @@ fn memory_grows_linearly_with_probed_pods() {
         wait_until(&format!("{} containers to run", pods * each), PATIENCE, || running() == pods * each);
         // Measured before a list of all pods is requested: a response of megabytes needs memory, too.
         let threads = measurements[0].holding.threads + most_threads(pods);
-        wait_until(&format!("at most {threads} threads"), PATIENCE, || {
-            node.usage().unwrap().threads <= threads
+        let holding = wait_for(&format!("at most {threads} threads for a while"), PATIENCE, || {
+            Some(hold(&node, LOOK)).filter(|holding| holding.threads <= threads)
         });
-        let holding = hold(&node, LOOK);
         wait_until("each container to be checked", PATIENCE, || are_checked(&node, pods * each));
         let calm_kib = hold_calm(&node, none.threads + most_threads(pods));
         wait_until(&format!("{pods} pods to be ready"), PATIENCE, || {

@@ -19,7 +19,7 @@ use crate::{SmallDisk, in_parallel, print_line};
 
 /// The wait for the ends of all steps of a node; the agent needs about a second, and the evictions of
 /// a node come one after the other.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(480);
 
 /// In seconds; longer than any test.
 const HOUR: i64 = 3600;
