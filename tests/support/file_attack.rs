@@ -22,6 +22,8 @@ use super::wait::wait_for;
 
 /// Directories above an entry that a move chooses.
 const DEPTH: u64 = 4;
+/// The longest wait for a thread or for a watch of files.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// An attack, as it is planned.
 pub(crate) struct Attack {
@@ -72,6 +74,10 @@ impl RunningAttack {
 impl Drop for RunningAttack {
     fn drop(&mut self) {
         self.threads.iter_mut().for_each(Running::request_stop);
+        // On a busy machine a move may take longer than the drop of a thread waits, and none may come later.
+        for thread in self.threads.drain(..) {
+            thread.stop(LIMIT);
+        }
     }
 }
 
@@ -249,7 +255,7 @@ impl Canary {
         let before = look(&names);
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         // The kernel allows 128 instances per user, and the agents of other tests have some of them.
-        let events = wait_for("a watch of files", Duration::from_secs(60), || inotify::init(flags).ok());
+        let events = wait_for("a watch of files", LIMIT, || inotify::init(flags).ok());
         // Not the end of an open: another test that starts a program at this moment makes a copy of each
         // descriptor, and a file of this directory is closed only when that program is executed.
         let watched = inotify::WatchFlags::ALL_EVENTS.difference(inotify::WatchFlags::CLOSE)

@@ -35,7 +35,9 @@ impl Pty {
     }
 
     fn start(program: &Command, columns: u16, rows: u16, stopped: bool) -> Pty {
-        let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        // A program that another test starts must not have it: the terminal ends with its last owner.
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let screen = openpt(flags).expect("a terminal");
         grantpt(&screen).and_then(|()| unlockpt(&screen)).expect("a terminal for us");
         set_size(&screen, columns, rows);
         let name = ptsname(&screen, Vec::new()).expect("the terminal's name");

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use coracle::transport::generated::{MessageField, csi as pb, methods, pluginregistration};
 use coracle::transport::rpc_server::{RpcError, Service};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
 use super::{DRIVER, Plugin, Shared, registration, unary, unary_alone};
@@ -141,10 +142,13 @@ fn make_dir(target: &str) -> io::Result<()> {
     }
 }
 
-/// The agent may have unmounted it before.
+/// The agent may have unmounted it before, and may have a file of it open at this moment.
 fn unmounted(target: &str) {
     while mounts_at(target) > 0 {
-        unmount(target, UnmountFlags::empty()).unwrap();
+        match unmount(target, UnmountFlags::DETACH) {
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(errno) => panic!("cannot unmount {target}: {errno}"),
+        }
     }
 }
 
