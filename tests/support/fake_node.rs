@@ -29,10 +29,10 @@ pub(crate) const LONG: Duration = Duration::from_secs(150);
 
 /// A stop may take this long, whatever the runtime does: the agent's threads have less than five
 /// seconds together, and the rest is for a busy machine. A call that hangs takes two minutes.
-pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 /// An answer may take this long: less than a call that hangs, and the rest is for a busy machine.
-const RESPONSE_LIMIT: Duration = Duration::from_secs(45);
+const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The ceiling of the debug build with a few pods.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;

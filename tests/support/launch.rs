@@ -13,7 +13,7 @@ use super::node::{http_get, http_get_within};
 use super::wait::wait_until;
 
 /// How long the list of pods may take on a busy machine.
-const LIST_LIMIT: Duration = Duration::from_secs(45);
+const LIST_LIMIT: Duration = Duration::from_secs(60);
 
 /// The node address of every node under test.
 const NODE_IP: &str = "192.0.2.10";

@@ -295,9 +295,9 @@ impl Node {
         let begun = Instant::now();
         kill(agent.id(), "TERM");
         let status =
-            wait_for("the agent to stop", Duration::from_secs(60), || agent.try_wait().ok().flatten());
+            wait_for("the agent to stop", Duration::from_secs(150), || agent.try_wait().ok().flatten());
         // The promise is 5 s, on a machine that has nothing else to do; the tier faults tests it.
-        assert!(begun.elapsed() < Duration::from_secs(45), "stopping took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(60), "stopping took {:?}", begun.elapsed());
         assert!(status.success(), "the agent ended with {status}");
     }
 

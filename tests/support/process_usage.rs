@@ -72,23 +72,20 @@ pub(crate) fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u6
         now.threads <= first.threads + SPARE_THREADS
             && now.pod_threads <= first.pod_threads
             && now.descriptors <= first.descriptors + SPARE_DESCRIPTORS
+            && now.resident_kib <= max_resident_kib
     };
     // What leaks does not go away, and what only ends late on a busy machine does.
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_secs(150);
     let begun = std::time::Instant::now();
     while !back(&mut last) {
         assert!(
             begun.elapsed() < limit,
-            "leak: used {first:?} at first, uses {last:?} at the end; its threads: {:?}",
+            "leak: used {first:?} at first, uses {last:?} at the end, and may have {max_resident_kib} KiB of \
+             resident memory; its threads: {:?}",
             thread_names(pid)
         );
         super::wait::pause(Duration::from_millis(50));
     }
-    assert!(
-        last.resident_kib <= max_resident_kib,
-        "resident memory {} KiB is above {max_resident_kib} KiB",
-        last.resident_kib
-    );
 }
 
 /// Asserts that the process comes back to the memory that it had after the same had been done
@@ -98,7 +95,7 @@ pub(crate) fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64
     let now = || ProcessUsage::read(pid).expect("the process runs");
     while now().anonymous_kib > warm.anonymous_kib + spare_kib {
         let waited = begun.elapsed();
-        assert!(waited < Duration::from_secs(60), "memory grows: used {warm:?}, uses {:?}", now());
+        assert!(waited < Duration::from_secs(150), "memory grows: used {warm:?}, uses {:?}", now());
         super::wait::pause(Duration::from_millis(50));
     }
 }
@@ -144,7 +141,7 @@ pub(crate) fn unmount_below(dir: &Path) {
 
 /// Waits until no mount is left below a directory.
 pub(crate) fn assert_no_mounts_below(dir: &Path) {
-    wait_until(&format!("no mounts below {}", dir.display()), Duration::from_secs(60), || {
+    wait_until(&format!("no mounts below {}", dir.display()), Duration::from_secs(150), || {
         mounts_below(dir).is_empty()
     });
 }

@@ -32,7 +32,7 @@ const READS: usize = 16;
 /// How often the thread reads whether it has to stop or to be silent.
 const STEP: Duration = Duration::from_millis(50);
 /// The end of a turn of the thread.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(150);
 /// The most bytes of a segment on a bad link.
 const SEGMENT: usize = 1400;
 /// Bytes of one direction of a connection that are on their way over a bad link.

@@ -227,8 +227,9 @@ impl TlsClient {
     /// Connects and shakes hands.
     pub(crate) fn connect(&self) -> io::Result<Connection> {
         let mut socket = self.dial()?;
-        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
-        socket.set_write_timeout(Some(Duration::from_secs(30)))?;
+        // Only to end a test that hangs.
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+        socket.set_write_timeout(Some(Duration::from_secs(60)))?;
         let name = ServerName::try_from("localhost").expect("a name");
         let mut connection =
             ClientConnection::new(Arc::clone(&self.config), name).map_err(io::Error::other)?;
