@@ -20,8 +20,11 @@ use crate::util::stop::StopToken;
 const BACKLOG: i32 = 128;
 
 /// How long the local socket of an agent that was killed may be open. A program that the agent had
-/// just started has a copy of the socket until its `exec`.
-const LINGER: Duration = Duration::from_secs(1);
+/// just started has a copy of the socket until its `exec`, which a busy machine delays. Another agent
+/// is found before, by its lock.
+const LINGER: Duration = Duration::from_secs(10);
+/// Between two attempts to find the socket closed.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket, which does not block.
 pub(crate) enum Bound {
@@ -63,12 +66,16 @@ impl Bound {
     /// Makes the local socket with mode 0600. Replaces a stale socket; a socket on which a process
     /// listens for longer than [`LINGER`] is an error.
     pub(crate) fn local(path: &Path) -> Result<Self, ServerError> {
+        Bound::local_within(path, LINGER)
+    }
+
+    fn local_within(path: &Path, limit: Duration) -> Result<Self, ServerError> {
         let begun = Instant::now();
         while is_in_use(path) {
-            if begun.elapsed() >= LINGER {
+            if begun.elapsed() >= limit {
                 return Err(ServerError::SocketInUse { path: path.to_owned() });
             }
-            let _ = StopToken::never().wait(LINGER / 20);
+            let _ = StopToken::never().wait(PAUSE);
         }
         let failed = |source| ServerError::Socket { path: path.to_owned(), source };
         let unix = bind_private(path).map_err(failed)?;
@@ -170,18 +177,15 @@ mod tests {
 
     #[test]
     fn socket_that_a_killed_agent_left_open_is_replaced_when_it_is_closed() {
-        // On a busy machine the thread may close the socket too late.
-        let is_replaced = || {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join("coracle.sock");
-            let old_listener = UnixListener::bind(&path).unwrap();
-            let _closing = threads::spawn("closing", Stack::Small, OnDeath::Unsupervised, move |stop| {
-                let _ = stop.wait(LINGER / 10);
-                drop(old_listener);
-            });
-            Bound::local(&path).is_ok()
-        };
-        assert!((0..5).any(|_| is_replaced()));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coracle.sock");
+        let old_listener = UnixListener::bind(&path).unwrap();
+        let closing = threads::spawn("closing", Stack::Small, OnDeath::Unsupervised, move |stop| {
+            let _ = stop.wait(PAUSE * 2);
+            drop(old_listener);
+        });
+        assert!(Bound::local_within(&path, Duration::from_secs(60)).is_ok());
+        drop(closing);
     }
 
     #[test]
@@ -189,7 +193,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("coracle.sock");
         let _bound = Bound::local(&path).unwrap();
-        assert!(matches!(Bound::local(&path), Err(ServerError::SocketInUse { .. })));
+        let used = Bound::local_within(&path, PAUSE);
+        assert!(matches!(used, Err(ServerError::SocketInUse { .. })));
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let stale = dir.path().join("stale.sock");
         drop(UnixListener::bind(&stale).unwrap());
