@@ -21,7 +21,7 @@ use crate::support::wait::{pause, wait_for, wait_until};
 use crate::{BOTH, in_parallel, print_line, two};
 
 /// Watches that failed for long are retried after up to 45 s, and many agents start at once.
-const PATIENCE: Duration = Duration::from_secs(150);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Requests of one agent in a second, on average over a fault in which pods start and stop.
 pub(crate) const MAX_RATE: f64 = 25.0;

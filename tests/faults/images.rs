@@ -118,7 +118,7 @@ fn stop_ends_a_hanging_image_garbage_collection() {
             wait_until(&format!("{method} to hang"), LONG, || gate.waiting() > 0);
             drop(source);
             // By itself a call ends after two minutes.
-            wait_until("the round to end", LONG, || round.is_finished());
+            wait_until("the round to end", Duration::from_secs(100), || round.is_finished());
         });
     });
 }

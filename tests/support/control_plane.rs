@@ -33,6 +33,8 @@ const SHORT_OF_TIME: &[&str] = &[
     "etcdserver: ",
     "unable to return a response in the time allotted",
     "net/http: request canceled",
+    "context deadline exceeded",
+    "http2: client connection lost",
 ];
 
 /// The network namespace is ours alone. Three ports each, below those of the nodes.
