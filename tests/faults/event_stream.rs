@@ -140,6 +140,15 @@ fn restart_everything(node: &FakeNode) {
     node.assert_runs_once("web", &BOTH);
 }
 
+/// Sets the flag when it is dropped, also by a panic, so that a thread that waits for it ends.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The stream is cut again and again while pods start, die and go.
 #[test]
 fn randomly_interrupted_event_stream_hides_no_change() {
@@ -156,6 +165,7 @@ fn randomly_interrupted_event_stream_hides_no_change() {
                 node.fake.end_event_streams();
             }
         });
+        let _end = SetOnDrop(&over);
         for number in 0..8 {
             node.apply(&two(&format!("web{number}")));
         }
@@ -174,7 +184,6 @@ fn randomly_interrupted_event_stream_hides_no_change() {
         for number in 0..8 {
             node.wait_gone(&format!("web{number}"), NET);
         }
-        over.store(true, Ordering::Relaxed);
     });
     node.finish();
 }

@@ -40,13 +40,15 @@ impl Wire {
                 copying.retain(|copier| !copier.is_finished());
                 // A runtime that is down refuses: the agent's connection ends at once, too.
                 let (Ok(agent), Ok(runtime)) = (agent, UnixStream::connect(&target)) else { continue };
-                for (from, to) in [(&agent, &runtime), (&runtime, &agent)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let ends = [(&agent, &runtime), (&runtime, &agent)]
+                    .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()));
+                // Before its first byte passes: a test that has seen a call cuts its connection.
+                list.lock().unwrap().push(Connection { agent, runtime });
+                for (from, to) in ends {
                     let copy =
                         spawn("t/wire/copy", Stack::Small, OnDeath::Unsupervised, move |_| copy(from, to));
                     copying.push(copy.unwrap());
                 }
-                list.lock().unwrap().push(Connection { agent, runtime });
             }
         });
         let (wake, list) = (path.clone(), Arc::clone(&open));
