@@ -497,15 +497,14 @@ fn node_label_is_read_again_before_a_rejection() {
             |uri: &str| uri.split('?').next() == Some(what) || (what.ends_with('?') && uri.starts_with(what));
         node.api().received().iter().filter(|request| request.method == "GET" && is(&request.uri)).count()
     };
-    let mut object = node.api().object(&one_node).unwrap();
+    let object = node.api().object(&one_node).unwrap();
     let version = &object["metadata"]["resourceVersion"];
     let bookmark = json!({"type": "BOOKMARK", "object": {"kind": "Node", "apiVersion": "v1",
         "metadata": {"resourceVersion": version}}});
     let before = read_count(all_nodes);
     every(node.api(), "GET", all_nodes, FaultResponse::ThenSilence(format!("{bookmark}\n")));
     wait_until("the node to be watched again", LONG, || read_count(all_nodes) > before);
-    object["metadata"]["labels"]["example.org/room"] = json!("here");
-    node.api().put(&one_node, object);
+    node.api().edit(&one_node, |object| object["metadata"]["labels"]["example.org/room"] = json!("here"));
     let reads = read_count(&one_node);
 
     for (name, room) in [("here", "here"), ("there", "there")] {

@@ -30,11 +30,11 @@ fn resized(pod: &mut Value, cpu: &str) {
 }
 
 fn resize(node: &FakeNode, name: &str, cpu: &str, generation: i64) {
-    let path = FakeNode::pod_path(name);
-    let mut pod = node.api().object(&path).expect("it is there");
-    resized(&mut pod, cpu);
-    pod["metadata"]["generation"] = json!(generation);
-    node.api().put(&path, pod);
+    // A status of the agent that comes in between must not be lost.
+    node.api().edit(&FakeNode::pod_path(name), |pod| {
+        resized(pod, cpu);
+        pod["metadata"]["generation"] = json!(generation);
+    });
 }
 
 /// The reason of a condition; `None` without it.
@@ -137,11 +137,10 @@ fn interrupted_pod_level_resize_reaches_the_container_after_agent_restart() {
     pod["spec"]["resources"] = whole("100m");
     node.bind(&pod);
     let gate = begin(&node, || {
-        let path = FakeNode::pod_path("web");
-        let mut pod = node.api().object(&path).expect("it is there");
-        pod["spec"]["resources"] = whole("200m");
-        pod["metadata"]["generation"] = json!(2);
-        node.api().put(&path, pod);
+        node.api().edit(&FakeNode::pod_path("web"), |pod| {
+            pod["spec"]["resources"] = whole("200m");
+            pod["metadata"]["generation"] = json!(2);
+        });
     });
     complete_after_a_kill(node, &gate);
 }

@@ -322,9 +322,7 @@ impl Fixture {
                     self.node.apply(&pod(name, json!([main])));
                 }
                 Reason::TerminalPhase => {
-                    let mut object = api.object(&path).expect("the pod exists");
-                    object["status"]["phase"] = json!("Failed");
-                    api.put(&path, object);
+                    api.edit(&path, |pod| pod["status"]["phase"] = json!("Failed"));
                 }
                 _ => {}
             }

@@ -298,6 +298,17 @@ impl FakeApi {
         stored
     }
 
+    /// Changes the object at a path, with no other change in between.
+    pub(crate) fn edit(&self, path: &str, change: impl FnOnce(&mut Value)) {
+        let path = ResourcePath::parse(path).unwrap();
+        let mut state = self.shared.lock();
+        let mut object = state.store.get(&path).cloned().expect("the object exists");
+        change(&mut object);
+        state.store.put(&path, object);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
     /// Removes the object at a path.
     pub(crate) fn remove(&self, path: &str) {
         self.shared.lock().store.remove(&ResourcePath::parse(path).unwrap());
