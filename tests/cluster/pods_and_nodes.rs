@@ -192,7 +192,8 @@ fn host_network_pods_have_the_addresses_of_the_node() {
     // No process listens on 127.0.0.1: the probe must use the address of the pod.
     let serve = "mkdir /tmp/w; echo up > /tmp/w/ok; exec httpd -f -p 192.0.2.10:8085 -h /tmp/w";
     let mut main = asks("main", serve);
-    main["readinessProbe"] = json!({"httpGet": {"port": 8085, "path": "/ok"}, "periodSeconds": 1});
+    main["readinessProbe"] =
+        json!({"httpGet": {"port": 8085, "path": "/ok"}, "periodSeconds": 1, "timeoutSeconds": 60});
     let mut web = pod("hostnet-web", json!([main]));
     web["spec"]["hostNetwork"] = json!(true);
     web["spec"]["initContainers"] = json!([asks("first", "exit 0")]);

@@ -360,7 +360,7 @@ fn memory_limit_is_not_reduced_below_usage() {
         format!("dd if=/dev/zero of=/dev/shm/used bs=1M count=60 2>/dev/null; touch /tmp/done; {FOREVER}");
     let mut web = sized("inuse-web", &script, "100m", "128Mi");
     web["spec"]["containers"][0]["readinessProbe"] =
-        json!({"exec": {"command": ["cat", "/tmp/done"]}, "periodSeconds": 1});
+        json!({"exec": {"command": ["cat", "/tmp/done"]}, "periodSeconds": 1, "timeoutSeconds": 60});
     joined.bind(&web);
     joined.wait_ready("inuse-web");
     let running = joined.node.running_ids();
