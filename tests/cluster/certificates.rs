@@ -121,7 +121,8 @@ fn pods_survive_expired_certificates_and_the_node_recovers() {
     let options = ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() };
     let plane = ControlPlane::start_with(&directory("late-cp"), &options);
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
-    let life = Duration::from_secs(90);
+    // Two thirds of it are for the start of two agents on a busy machine.
+    let life = Duration::from_secs(180);
     let node = |name: &'static str, rotates: bool| {
         let kubeconfig = plane.node_kubeconfig(name).display().to_string();
         let (bootstrap, pki) = (plane.bootstrap_kubeconfig(), Node::base(name).join("pki"));
@@ -167,7 +168,10 @@ fn pods_survive_expired_certificates_and_the_node_recovers() {
     let born = Instant::now();
     for joined in [&mut asks, &mut waits] {
         plane.node_kubeconfig_with(&joined.name, &format!("ttl={}s", life.as_secs()));
-        joined.node.start_agent();
+        joined.node.launch_agent();
+    }
+    for joined in [&mut asks, &mut waits] {
+        joined.node.wait_healthy();
     }
     for (joined, before) in [&asks, &waits].into_iter().zip(before) {
         wait_until("the lease to be renewed with it", LIMIT, || renewed(joined) != before);
