@@ -13,7 +13,7 @@ use crate::support::wait::{pause, wait_until};
 
 /// The agent answers within this time also while memory is short: far more than it needs, as the
 /// machine is busy.
-const RESPONSE: Duration = Duration::from_secs(30);
+const RESPONSE: Duration = LONG;
 
 /// A node of a cluster whose API server is a fake.
 struct JoinedNode {
@@ -82,7 +82,8 @@ impl JoinedNode {
             if holds(&shown) {
                 return shown;
             }
-            assert!(begun.elapsed() < LONG, "{name} is not {what}: {}\n{}", shown["status"], self.node.log());
+            let waited = begun.elapsed();
+            assert!(waited < LONG * 2, "{name} is not {what}: {}\n{}", shown["status"], self.node.log());
             let response = http_get_within(self.node.healthz_port(), "/healthz", RESPONSE);
             assert!(matches!(response, Ok((200, _))), "{response:?}");
             pause(Duration::from_millis(50));
@@ -150,12 +151,21 @@ fn message(pod: &Value) -> String {
 }
 
 /// A container that takes so much memory and keeps it, and that ends with another code than zero. It
-/// begins after so many seconds.
-fn eater(mebibytes: u32, seconds: u32) -> Value {
+/// begins when `wait` has ended.
+fn eater(mebibytes: u32, wait: &str) -> Value {
     busybox(
         "main",
-        &format!("sleep {seconds}; dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null"),
+        &format!("{wait}; dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null"),
     )
+}
+
+/// Whether the agent has statistics of a pod's first container.
+fn is_measured(node: &Node, pod: &str) -> bool {
+    let (_, text) = node.read_only("/stats/summary");
+    let summary: Value = serde_json::from_str(&text).unwrap_or_default();
+    let mut pods = summary["pods"].as_array().into_iter().flatten();
+    let found = pods.find(|stats| stats["podRef"]["name"] == pod);
+    found.is_some_and(|stats| stats["containers"][0]["memory"]["workingSetBytes"].is_u64())
 }
 
 /// A field of `/proc/meminfo` in bytes.
@@ -201,7 +211,10 @@ fn pod_that_eats_the_memory_is_evicted_and_others_live() {
     joined.bind(&simple("quiet"));
     joined.wait_ready("quiet");
     // The message names the use of containers with statistics, which a new one does not have yet.
-    joined.bind(&pod("eater", json!([eater(450, 10)])));
+    let wait = "until [ -e /out/go ]; do sleep 0.1; done";
+    joined.bind(&joined.node.with_out(pod("eater", json!([eater(450, wait)]))));
+    wait_until("the statistics of the pod", LONG, || is_measured(&joined.node, "eater"));
+    joined.node.touch("go");
     let evicted = joined.wait_evicted("eater");
     let text = message(&evicted);
     let start = "The node was low on resource: memory. Threshold quantity: 300Mi, available: ";
@@ -243,26 +256,30 @@ fn pod_that_eats_the_memory_is_evicted_and_others_live() {
 // Runtimes: containerd 2.
 #[test]
 fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
-    let config = small_memory(json!({
+    let mut config = json!({
         "evictionHard": {"memory.available": "10Mi"},
-        "evictionSoft": {"memory.available": "300Mi"},
-        // In this time the pod has to start and to set its trap.
-        "evictionSoftGracePeriod": {"memory.available": "25s"},
-        "evictionMaxPodGracePeriod": 20,
-        // Soft thresholds are of the machine's memory: this one is met from the beginning.
+        // Soft thresholds are of the machine's memory.
         "enforceNodeAllocatable": [],
-        "systemReserved": {},
-    }));
-    let mut config = config;
-    // Whatever other tests take or free meanwhile.
-    config["evictionSoft"]["memory.available"] = json!(meminfo("MemTotal").to_string());
-    let joined = JoinedNode::start("evsoft", config);
-    let mut main = busybox("main", "trap 'sleep 1; echo end; exit 3' TERM; while :; do sleep 0.1; done");
+    });
+    // The pod runs and has set its trap before there is a threshold.
+    let mut joined = JoinedNode::start("evsoft", config.clone());
+    let script = "trap 'sleep 1; echo end; exit 3' TERM; echo x > /out/set; while :; do sleep 0.1; done";
+    let mut main = busybox("main", script);
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     let mut manifest = pod("soft", json!([main]));
-    manifest["spec"]["terminationGracePeriodSeconds"] = json!(60);
+    // Its container ends by itself, also on a busy machine.
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(300);
+    joined.bind(&joined.node.with_out(manifest));
+    joined.wait_ready("soft");
+    wait_until("the trap to be set", LONG, || joined.node.out("set") == "x\n");
+    joined.node.stop_agent();
+    // Met from the beginning, whatever other tests take or free meanwhile.
+    config["evictionSoft"] = json!({"memory.available": meminfo("MemTotal").to_string()});
+    config["evictionSoftGracePeriod"] = json!({"memory.available": "10s"});
+    config["evictionMaxPodGracePeriod"] = json!(240);
+    joined.node.configure(config);
+    joined.node.start_agent();
     joined.wait_condition("MemoryPressure", "True");
-    joined.bind(&manifest);
     let evicted = joined.wait_pod("soft", "failed", |pod| pod["status"]["phase"] == "Failed");
     // Failed only after its container has ended.
     let state = &evicted["status"]["containerStatuses"][0]["state"];
@@ -452,7 +469,7 @@ fn allocation_beyond_the_threshold_of_the_machine_is_noticed_without_polling() {
     let joined = JoinedNode::start("evmach", config);
     joined.node.apply("static.json", &simple("static"));
     joined.node.wait_ready("static");
-    let mut main = eater(3000, 0);
+    let mut main = eater(3000, "true");
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     joined.bind(&pod("eater", json!([main])));
     let evicted = joined.wait_evicted("eater");
