@@ -9,10 +9,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
+use crate::support::containerd::kill;
 use crate::support::control_plane::is_former;
 use crate::support::launch;
 use crate::support::node::{FOREVER, busybox};
-use crate::support::wait::{holds_for, wait_until};
+use crate::support::wait::{holds_for, wait_for, wait_until};
 
 /// Where the runtime finds CDI files.
 const CDI: &str = "/var/run/cdi";
@@ -126,9 +127,12 @@ fn make_pod(joined: &JoinedNode<'_>, name: &str, source: Value) {
 
 /// The variable of the device, such as `CLAIMED_dev_0=claim`.
 fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
-    let log = || joined.plane.kubectl(&["logs", pod]);
-    wait_until("the name of the device", LIMIT, || log().contains("CLAIMED_"));
-    log().lines().last().unwrap_or_default().to_owned()
+    wait_for("the name of the device", LIMIT, || {
+        // A busy node may not respond in time.
+        let output = joined.plane.try_kubectl(&["logs", pod], "");
+        let log = String::from_utf8_lossy(&output.stdout).into_owned();
+        log.lines().last().filter(|line| line.starts_with("CLAIMED_")).map(str::to_owned)
+    })
 }
 
 fn container(pod: &Value) -> &str {
@@ -217,9 +221,12 @@ fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_a
     let joined = JoinedNode::prepare(shared(), "dralate", crate::joined::served(shared())).start_and_wait();
     make_class(&joined);
     make_template(&joined, "dralate-template");
-    drop(DraDriver::start(&joined, 1));
-    // The slices stay for 30 s, so that the pod can be scheduled.
+    // A driver that hangs has slices, so that the pod is scheduled, and prepares no claim.
+    let driver = DraDriver::start(&joined, 1);
+    kill(driver.process.id(), "STOP");
     make_pod(&joined, "dralate-pod", json!({"resourceClaimTemplateName": "dralate-template"}));
+    joined.wait_pod("dralate-pod", "scheduled", |pod| !text(pod, "/spec/nodeName").is_empty());
+    drop(driver);
     let reported = || {
         joined
             .events("dralate-pod")
