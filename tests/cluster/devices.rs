@@ -12,7 +12,7 @@ use crate::joined::{JoinedNode, LIMIT, directory, pod, shared, text};
 use crate::support::containerd::kill;
 use crate::support::launch::{self, go_kubelet_config, skip_on_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
-use crate::support::wait::{holds_for, pause, wait_until};
+use crate::support::wait::{holds_for, pause, wait_for, wait_until};
 
 const RESOURCE: &str = "example.com/widget";
 
@@ -66,9 +66,12 @@ fn wait_counts(joined: &JoinedNode<'_>, allocatable: &str) {
 }
 
 fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
-    let log = || joined.plane.kubectl(&["logs", pod]);
-    wait_until("the name of the device", LIMIT, || log().contains("device "));
-    log().lines().last().unwrap_or_default().to_owned()
+    wait_for("the name of the device", LIMIT, || {
+        // A busy node may not respond in time.
+        let output = joined.plane.try_kubectl(&["logs", pod], "");
+        let log = String::from_utf8_lossy(&output.stdout).into_owned();
+        log.lines().last().filter(|line| line.starts_with("device ")).map(str::to_owned)
+    })
 }
 
 fn container(pod: &Value) -> &str {
@@ -106,7 +109,10 @@ fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
     rejected("devices-c");
     joined.node.kill_agent();
     joined.node.start_agent();
-    // The plugin registers again as soon as the agent's socket is made.
+    // The plugin registers again as soon as the agent's socket is made. Until then the Node object has the
+    // counts of the agent before.
+    let registrations = format!("kubelet_device_plugin_registration_total{{resource_name=\"{RESOURCE}\"}}");
+    wait_until("the plugin to register again", LIMIT, || joined.node.metric(&registrations) >= 1.0);
     wait_counts(&joined, "2");
     for (name, before) in [("devices-a", &a), ("devices-b", &b)] {
         assert_eq!(container(&joined.wait_ready(name)), container(before), "{name} was not restarted");
