@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::node::{
-    FOREVER, LONG, Node, busybox, container, container_id, is_ready, pod, restarts, simple,
+    FOREVER, LONG, Node, busybox, container, container_id, ended_before, is_ready, pod, restarts, simple,
 };
 use crate::support::wait::wait_until;
 
@@ -18,10 +18,14 @@ fn killed_container_restarts_without_its_neighbors() {
     let before = node.wait_ready("web");
     let sandbox = node.running_sandboxes("web");
     node.containerd.kill_task(&container_id(&before, "main"));
-    let begun = Instant::now();
     let after = node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-    // Long before the periodic list that backs up the event stream.
-    assert!(begun.elapsed() < Duration::from_secs(55), "it took {:?}", begun.elapsed());
+    // Long before the periodic list that backs up the event stream, by the times of the runtime, which do
+    // not depend on when the test reads them.
+    let started = container(&after, "main").and_then(|status| status.state.clone()?.running?.started_at);
+    let ended = ended_before(&after, "main").and_then(|end| end.finished_at);
+    let took =
+        started.expect("a time of the start").0.as_second() - ended.expect("a time of the end").0.as_second();
+    assert!(took < 55, "it took {took} s");
     assert_eq!(container_id(&after, "other"), container_id(&before, "other"));
     assert_eq!(restarts(&after, "other"), 0);
     assert_eq!(node.running_sandboxes("web"), sandbox);
@@ -58,7 +62,7 @@ fn grace_period_is_granted_and_limited() {
     let shared = node.shared();
     let volume = json!([{"name": "out", "hostPath": {"path": shared}}]);
     let mount = json!([{"name": "out", "mountPath": "/out"}]);
-    // One needs 2 s of its 40 to end, the other ignores the signal. Both report that their trap is
+    // One needs 2 s of its 600 to end, the other ignores the signal. Both report that their trap is
     // set: before that the first process of a container ignores the signal.
     let mut polite = pod(
         "polite",
@@ -68,7 +72,7 @@ fn grace_period_is_granted_and_limited() {
              while :; do sleep 0.2; done"
         )]),
     );
-    polite["spec"]["terminationGracePeriodSeconds"] = json!(40);
+    polite["spec"]["terminationGracePeriodSeconds"] = json!(600);
     let script = "trap '' TERM; echo > /out/deaf-set; while :; do sleep 0.2; done";
     let mut deaf = pod("deaf", json!([busybox("main", script)]));
     deaf["spec"]["terminationGracePeriodSeconds"] = json!(4);
@@ -88,13 +92,14 @@ fn grace_period_is_granted_and_limited() {
     node.wait_gone("polite");
     let took = begun.elapsed();
     assert_eq!(fs::read_to_string(shared.join("polite")).ok().as_deref(), Some("bye\n"));
-    assert!(took < Duration::from_secs(35), "a container that ends early is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(500), "a container that ends early is not waited for: {took:?}");
 
     let begun = Instant::now();
     node.remove("deaf.json");
     node.wait_gone("deaf");
     let took = begun.elapsed();
-    assert!((4..25).contains(&took.as_secs()), "grace of 4 s took {took:?}");
+    // Less than the 30 s that a pod has by default.
+    assert!((4..29).contains(&took.as_secs()), "grace of 4 s took {took:?}");
     node.finish();
 }
 

@@ -179,7 +179,7 @@ fn host_port_reaches_the_pod() {
     // Not by "-T" of wget: in Debian 12's busybox, that is a segmentation fault.
     let refused = node.exec(
         &container_id(&client, "main"),
-        &["sh", "-c", "timeout 5 wget -O - http://192.0.2.10:28080/ 2>&1 || true"],
+        &["sh", "-c", "timeout 60 wget -O - http://192.0.2.10:28080/ 2>&1 || true"],
     );
     assert!(refused.contains("Connection refused"), "the port is closed with the pod: {refused}");
     assert!(node.pod("client").is_some_and(|pod| is_ready(&pod)));

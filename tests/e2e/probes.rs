@@ -199,7 +199,9 @@ fn probe_grace_period_applies_to_probe_kills_only() {
     wait_until("the second start", LONG, || node.stamps("starts").len() >= 2);
     let (first, again) = (node.stamps("terms")[0], node.stamps("starts")[1]);
     assert!(again - sick >= 1.9, "it was given 2 s: started again {} s after its failure", again - sick);
-    assert!(again - first < 20.0, "killed and started again {} s after the signal", again - first);
+    // By its last sign of life: on a busy machine the next start takes longer than the end.
+    let killed = node.stamps("beat").into_iter().filter(|beat| *beat < again).fold(first, f64::max);
+    assert!(killed - first < 20.0, "killed {} s after the signal", killed - first);
     let killing = node.wait_event("web", "Killing", "");
     assert_eq!(killing.message, "Container main failed liveness probe, will be restarted");
 

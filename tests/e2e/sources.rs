@@ -66,7 +66,8 @@ fn edited_label_stops_the_old_pod_before_the_new_one_starts() {
          trap 'sleep 1; note end; exit 0' TERM; note start; while :; do sleep 0.1; done"
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
-    manifest["spec"]["terminationGracePeriodSeconds"] = json!(10);
+    // Its container ends by itself, also on a busy machine.
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(75);
     manifest["spec"]["containers"][0]["env"] = json!([
         {"name": "EDITION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['edition']"}}}
     ]);
@@ -184,7 +185,7 @@ fn returning_fixed_uid_waits_for_the_previous_incarnation() {
     );
     let mut manifest = pod("web", json!([busybox("main", &script)]));
     manifest["metadata"]["uid"] = json!("fixed-0002");
-    manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(75);
     let manifest = node.with_out(manifest);
     node.apply("web.json", &manifest);
     wait_until("the first start", LONG, || node.out("log").starts_with("start"));
@@ -207,7 +208,8 @@ fn manifest_removed_and_rewritten_restarts_its_pod() {
         "note() {{ echo \"$1 $({STAMP})\" >> /out/log; }}; \
          trap 'note end; exit 0' TERM; note start; while :; do sleep 0.1; done"
     );
-    let manifest = node.with_out(pod("web", json!([busybox("main", &script)])));
+    let mut manifest = node.with_out(pod("web", json!([busybox("main", &script)])));
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(75);
     node.apply("web.json", &manifest);
     let before = node.wait_ready("web");
     wait_until("the first start", LONG, || node.out("log").starts_with("start"));

@@ -21,11 +21,11 @@ fn active_deadline_ends_a_pod_within_its_grace_period() {
     let mut manifest = pod("short", json!([busybox("main", &script)]));
     // The deadline counts from the first sync of the pod: part of it has passed when the pod runs, and
     // much of it on a busy machine.
-    manifest["spec"]["activeDeadlineSeconds"] = json!(30);
-    manifest["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    manifest["spec"]["activeDeadlineSeconds"] = json!(60);
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(120);
     node.apply("short.json", &node.with_out(manifest));
     node.wait_stamp("start");
-    let over = node.wait_pod("short", "over", LONG, |pod| phase(pod) == "Failed");
+    let over = node.wait_pod("short", "over", LONG * 2, |pod| phase(pod) == "Failed");
     let status = over.status.clone().unwrap_or_default();
     assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
     assert_eq!(
@@ -39,7 +39,7 @@ fn active_deadline_ends_a_pod_within_its_grace_period() {
     let begun = over.status.as_ref().and_then(|status| status.start_time.clone()).expect("a start time").0;
     let end = ended(&over, "main").and_then(|end| end.finished_at).expect("a time of the end").0;
     let lived = (end.as_second() - begun.as_second()) as f64;
-    assert!((30.0..48.0).contains(&lived), "ended {lived} s after the pod's start");
+    assert!((60.0..178.0).contains(&lived), "ended {lived} s after the pod's start");
     assert!(node.wait_stamp("end") - node.wait_stamp("term") >= 0.9, "it had time to end");
     let event = node.wait_event("short", "DeadlineExceeded", "longer than the specified deadline");
     assert_eq!(event.kind, "Normal");
@@ -215,7 +215,8 @@ fn log_files_and_links_are_at_the_documented_paths() {
         fs::read_to_string(dir.join("0.log")).is_ok_and(|text| text.ends_with(" stdout F first words\n"))
     });
     let link = std::path::PathBuf::from(format!("/var/log/containers/talker-e2e_default_main-{id}.log"));
-    assert_eq!(fs::read_link(&link).ok(), Some(dir.join("0.log")), "{}", link.display());
+    // It is made after the start of the container.
+    wait_until("the link to the log", LONG, || fs::read_link(&link).ok() == Some(dir.join("0.log")));
 
     let names = || -> Vec<String> {
         let entries =
