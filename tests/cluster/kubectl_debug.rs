@@ -22,6 +22,17 @@ fn state(pod: &Value, name: &str) -> Value {
         .map_or(Value::Null, |status| status["state"].clone())
 }
 
+/// Makes an empty file in a running ephemeral container of the pod `patient`. Not by a command in it: the
+/// result of a command may be lost with the container, which ends when the file is there.
+fn touch(joined: &JoinedNode<'_>, name: &str, file: &str) {
+    let pod =
+        joined.wait_pod("patient", "with a running container", |pod| state(pod, name)["running"].is_object());
+    let all = pod["status"]["ephemeralContainerStatuses"].as_array().cloned().unwrap_or_default();
+    let status = all.into_iter().find(|status| status["name"] == name).unwrap_or_default();
+    let process = joined.node.process(text(&status, "/containerID").rsplit('/').next().unwrap_or_default());
+    std::fs::write(format!("/proc/{process}/root{file}"), "").expect("the container has the directory");
+}
+
 fn kubectl_at_terminal(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }
@@ -58,10 +69,9 @@ fn kubectl_debug_adds_an_ephemeral_container() {
 
     // Input is echoed, without a terminal; the other containers get none of it. (The end of the
     // input would not end the output: a client may attach again.) The container ends after the
-    // client has received the output: the last bytes may not reach an attached client. It ends some
-    // seconds after the command that lets it: the result of a command may be lost with its container.
+    // client has received the output: the last bytes may not reach an attached client.
     let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; \
-                  until [ -e /tmp/heard ]; do sleep 0.1; done; sleep 3";
+                  until [ -e /tmp/heard ]; do sleep 0.1; done";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
@@ -71,7 +81,8 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     let mut output = BufReader::new(child.stdout.take().expect("its output is piped"));
     while printed.lines().count() < 2 && output.read_line(&mut printed).expect("text") > 0 {}
     assert_eq!(printed, "got a line\napart\n");
-    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "pipe", "--", "touch", "/tmp/heard"]), "");
+    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "pipe", "--", "echo", "works"]), "works\n");
+    touch(&joined, "pipe", "/tmp/heard");
     output.read_to_string(&mut printed).expect("text");
     assert_eq!(printed, "got a line\napart\n", "it has no more output");
     assert!(child.wait().expect("it ends").success());
@@ -80,25 +91,25 @@ fn kubectl_debug_adds_an_ephemeral_container() {
 
     // A container without an attached client keeps running, and a client can attach later.
     let args = ["debug", "patient", IMAGE, "-c", "alone", "--", "sh", "-c"];
-    joined.plane.kubectl(
-        &[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; sleep 3; exit 4"]].concat(),
-    );
+    joined
+        .plane
+        .kubectl(&[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; exit 4"]].concat());
     wait_until("its output", LIMIT, || {
         let output = joined.plane.try_kubectl(&["logs", "patient", "-c", "alone"], "");
         output.stdout == b"noted\n"
     });
-    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "alone", "--", "touch", "/tmp/go"]), "");
+    touch(&joined, "alone", "/tmp/go");
     assert_eq!(ended("alone"), 4);
 
     // An attached client receives all later output.
-    let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; sleep 3; exit 5";
+    let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; exit 5";
     let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("kubectl runs");
     let mut lines = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
     assert!(lines.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before its output arrived");
-    assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "heard", "--", "touch", "/tmp/go"]), "");
+    touch(&joined, "heard", "/tmp/go");
     lines.map_while(Result::ok).for_each(drop);
     assert!(child.wait().expect("it ends").success());
     assert_eq!(ended("heard"), 5);
