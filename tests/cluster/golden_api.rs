@@ -287,8 +287,15 @@ fn requests_do_not_exceed_the_recorded_ones() {
             recorded.is_some() == ours.is_some() || KINDS.iter().any(|(known_kind, _)| known_kind == kind);
         verdict.check(known, || format!("{kind}: recorded {recorded:?}, ours {ours:?}"));
     }
-    println!("{:<40} {:>8} {:>6}", "all", theirs.len(), ours.len());
-    verdict.check(ours.len() <= theirs.len(), || format!("{} requests in all", ours.len()));
+    // How often a lease is renewed and an endless pod retried is a matter of time. A slow machine takes longer.
+    let length = theirs.last().map_or(0.0, |request| request.time);
+    let in_time = |request: &&Request| {
+        let is_endless = request.about().is_some_and(|pod| pod == "crash" || ENDLESS.contains(&pod.as_str()));
+        request.time <= length || !(is_endless || request.kind() == "update leases")
+    };
+    let count = ours.iter().filter(in_time).count();
+    println!("{:<40} {:>8} {:>6}", "all", theirs.len(), count);
+    verdict.check(count <= theirs.len(), || format!("{count} requests in all"));
     let watches = |requests: &[Request]| -> BTreeMap<String, usize> {
         let mut all = BTreeMap::new();
         for request in requests.iter().filter(|request| request.verb == "watch") {
@@ -332,7 +339,6 @@ fn requests_do_not_exceed_the_recorded_ones() {
     // Every pod.
     let pods: BTreeSet<String> = theirs.iter().chain(&ours).filter_map(Request::about).collect();
     println!("{:<24} {:>20} {:>20}", "pod", "patches rec./ours", "requests rec./ours");
-    let length = theirs.last().map_or(0.0, |request| request.time);
     for pod in pods.iter().filter(|pod| *pod != "node1") {
         let (their_requests, their_end) = of_pod(&theirs, pod, length);
         let (our_requests, our_end) = of_pod(&ours, pod, length);
