@@ -96,7 +96,8 @@ fn deleted_pods_report_their_final_state() {
 
     for (name, phase) in [("ends-zero", "Succeeded"), ("ends-signal", "Failed"), ("ends-unstarted", "Failed")]
     {
-        delete(&joined, name, 5);
+        // Its container ends by itself, also on a busy machine.
+        delete(&joined, name, 60);
         joined.wait_pod(name, phase, |pod| text(pod, "/status/phase") == phase);
         remove_finalizers(&joined, name);
     }
@@ -236,7 +237,7 @@ fn size(image: &Value) -> i64 {
 fn node_conditions_report_failures() {
     let joined = JoinedNode::start("wrong");
     let wait_condition = |what: &str, status: &str, part: &str| {
-        joined.plane.wait(&["node", "wrong"], what, LIMIT, |node| {
+        joined.plane.wait(&["node", "wrong"], what, LIMIT * 2, |node| {
             let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let ready = all.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default();
             text(&ready, "/status") == status && text(&ready, "/message").contains(part)

@@ -119,14 +119,16 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     shared().wait(&["csinode", "csia"], "with the driver", LIMIT, |node| {
         node["spec"]["drivers"] == json!([entry])
     });
-    let node = joined.object().expect("the node");
-    assert_eq!(text(&node, &format!("/metadata/labels/topology.{}~1node", driver.name)), "the-node");
-    let ids = text(&node, "/metadata/annotations/csi.volume.kubernetes.io~1nodeid");
-    assert_eq!(ids, json!({&driver.name: "the-node"}).to_string());
+    let label = format!("/metadata/labels/topology.{}~1node", driver.name);
+    let ids = json!({&driver.name: "the-node"}).to_string();
+    shared().wait(&["node", "csia"], "with the label and the id of the driver", LIMIT, |node| {
+        text(node, &label) == "the-node"
+            && text(node, "/metadata/annotations/csi.volume.kubernetes.io~1nodeid") == ids
+    });
     joined.wait_ready("csia-writer");
     wait_log("csia-writer", "group 4711");
     delete(&joined, "csia-writer");
-    assert_eq!(mounts_below(&joined.node.root()), Vec::<String>::new());
+    wait_until("no mounts", LIMIT, || mounts_below(&joined.node.root()).is_empty());
 
     joined.bind(&with_volume("csia-reader", of_claim("csia-claim"), false, "cat /data/file"));
     let before = joined.wait_ready("csia-reader");
@@ -211,7 +213,9 @@ fn devices_of_claims_keep_their_data_and_volumes_grow_while_they_are_used() {
     });
     delete(&joined, "csib-reader");
     delete(&joined, "csib-grower");
-    assert_eq!(driver.calls(&joined, "NodeUnstageVolume"), 3);
+    let unstaged = || driver.calls(&joined, "NodeUnstageVolume");
+    wait_until("the last volume to be unstaged", LIMIT, || unstaged() >= 3);
+    assert_eq!(unstaged(), 3);
     driver.assert_no_violation(&joined);
     joined.finish(&[]);
 }
@@ -363,7 +367,7 @@ fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back
     for pod in ["csid-running", "csid-waiting", "csid-other"] {
         delete(&joined, pod);
     }
-    assert_eq!(mounts_below(&joined.node.root()), Vec::<String>::new());
+    wait_until("no mounts", LIMIT, || mounts_below(&joined.node.root()).is_empty());
     driver.assert_no_violation(&joined);
     joined.finish(&[]);
 }

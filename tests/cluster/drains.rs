@@ -22,7 +22,7 @@ fn graceful(name: &str) -> Value {
 fn spec(name: &str, out: &str) -> Value {
     json!({
         "nodeSelector": {"kubernetes.io/hostname": "drain"},
-        "terminationGracePeriodSeconds": 20,
+        "terminationGracePeriodSeconds": 60,
         "volumes": [{"name": "out", "hostPath": {"path": out, "type": "Directory"}}],
         "containers": [graceful(name)],
     })

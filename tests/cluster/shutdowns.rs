@@ -38,7 +38,7 @@ fn graceful_shutdown_stops_pods_in_order() {
     let mut bus = FakeSystemBus::new(&directory(name).join("dbus"), Duration::from_secs(5));
     bus.start();
     // The ordinary pod has 300 s: the test ends it, also on a machine that is slow.
-    let periods = json!({"shutdownGracePeriod": "320s", "shutdownGracePeriodCriticalPods": "20s"});
+    let periods = json!({"shutdownGracePeriod": "420s", "shutdownGracePeriodCriticalPods": "120s"});
     let mut joined = JoinedNode::prepare(shared(), name, periods);
     joined.node.set_env(BUS, bus.address());
     let joined = joined.start_and_wait();
@@ -46,7 +46,7 @@ fn graceful_shutdown_stops_pods_in_order() {
     // logind's own maximum delay is 5 s; the agent has raised it.
     assert_eq!(bus.reloads(), 1);
     let conf = fs::read_to_string(CONF).expect("it is there");
-    assert!(conf.contains("[Login]\nInhibitDelayMaxSec=320\n"), "{conf}");
+    assert!(conf.contains("[Login]\nInhibitDelayMaxSec=420\n"), "{conf}");
     let words = ["shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"];
     assert_eq!(bus.received().1, words.map(|word| DbusValue::Text(word.to_owned())));
 
@@ -148,8 +148,8 @@ fn shutdown_works_after_the_message_bus_restarts() {
     let name = "bus";
     let mut bus = FakeSystemBus::new(&directory(name).join("dbus"), Duration::from_secs(3600));
     let by_priority = json!({"shutdownGracePeriodByPodPriority": [
-        {"priority": 0, "shutdownGracePeriodSeconds": 20},
-        {"priority": 1000, "shutdownGracePeriodSeconds": 20},
+        {"priority": 0, "shutdownGracePeriodSeconds": 120},
+        {"priority": 1000, "shutdownGracePeriodSeconds": 120},
     ]});
     let mut joined = JoinedNode::prepare(shared(), name, by_priority);
     joined.node.set_env(BUS, bus.address());

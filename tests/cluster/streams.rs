@@ -154,7 +154,7 @@ fn memory_returns(joined: &JoinedNode<'_>, warm: ProcessUsage) -> bool {
     let begun = Instant::now();
     let held = || joined.node.usage().expect("the agent runs").anonymous_kib;
     while held() > warm.anonymous_kib + SPARE_KIB {
-        if begun.elapsed() > Duration::from_secs(20) {
+        if begun.elapsed() > Duration::from_secs(60) {
             return false;
         }
         pause(Duration::from_millis(50));
