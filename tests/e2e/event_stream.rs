@@ -59,7 +59,14 @@ fn killed_container_restarts_at_once() {
     let changes = wait_for("an event stream, or the report that there is none", LONG, || {
         let status = node.cli(&["status"]);
         let line = status.lines().find(|line| line.starts_with("Changes"))?.to_owned();
-        (!line.contains("full list") || line.contains("the runtime has no event stream")).then_some(line)
+        if line.contains("full list") && !line.contains("the runtime has no event stream") {
+            node.apply("more.json", &simple("more"));
+            node.wait_ready("more");
+            node.remove("more.json");
+            node.wait_gone("more");
+            return None;
+        }
+        Some(line)
     });
     println!("killed; noticed and started again after {took:?}; {changes}");
     let streams = changes.contains("event stream") && !changes.contains("full list");

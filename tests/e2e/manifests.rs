@@ -96,8 +96,10 @@ fn invalid_edit_keeps_the_pod_and_is_reported() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.contains("web.json") && text.contains("containers")
     });
-    let (code, text) = node.health("/healthz/sources");
-    assert!(code != 200 && text.contains("web.json"), "/healthz/sources: {code} {text}");
+    wait_until("the check of the sources to name the file", LONG, || {
+        let (code, text) = node.health("/healthz/sources");
+        code != 200 && text.contains("web.json")
+    });
     wait_until("an event to name the file", LONG, || node.cli(&["events"]).contains("web.json"));
     holds_for("the container keeps running", A_WHILE, || {
         node.pod("web").is_some_and(|pod| container_id(&pod, "main") == id && is_ready(&pod))
@@ -111,7 +113,7 @@ fn invalid_edit_keeps_the_pod_and_is_reported() {
 
     // Broken again and repaired with other content: replaced.
     node.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": \"Po");
-    wait_until("the problem to be back", LONG, || node.health("/healthz/sources").0 != 200);
+    wait_until("the problem to be back", LONG, || node.health("/healthz/sources").1.contains("web.json"));
     let mut other = simple("web");
     other["metadata"]["labels"] = json!({"edition": "second"});
     node.apply("web.json", &other);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use crate::support::node::{FOREVER, LONG, Node, busybox, pod, restarts, simple};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 
 /// Every sample by its name with labels.
 fn samples(node: &Node, path: &str) -> BTreeMap<String, f64> {
@@ -103,7 +103,10 @@ fn metrics_count_pods_and_runtime_calls() {
 
     // One series per health check.
     let slis = samples(&node, "/metrics/slis");
-    let (_, checks) = node.health("/healthz?verbose");
+    let checks = wait_for("the list of checks", LONG, || {
+        let (code, checks) = node.health("/healthz?verbose");
+        (code == 200).then_some(checks)
+    });
     let named: Vec<String> = checks
         .lines()
         .filter_map(|line| line.strip_prefix("[+]")?.split(' ').next().map(str::to_owned))

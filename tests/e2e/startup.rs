@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::containerd::kill;
 use crate::support::fake_node::free_port;
 use crate::support::launch;
-use crate::support::node::{LONG, Node, http_get};
+use crate::support::node::{LONG, Node, http_get_within};
 use crate::support::tls_client::TlsClient;
 
 // Runtimes: containerd 2.
@@ -50,7 +50,7 @@ fn without_configuration_file_anonymous_reads_are_allowed() {
     launch::wait_healthy(&mut agent, healthz, LONG);
     let response = TlsClient::new(port, None).get("/pods");
     assert!(response.status == 200 && response.body.contains("\"PodList\""), "{response:?}");
-    assert!(http_get(read_only, "/metrics").is_ok_and(|(code, _)| code == 200));
+    assert!(http_get_within(read_only, "/metrics", LONG).is_ok_and(|(code, _)| code == 200));
     kill(agent.id(), "TERM");
     assert!(agent.wait().expect("the agent ends").success());
 

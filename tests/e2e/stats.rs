@@ -218,15 +218,13 @@ fn metrics_have_timestamps_of_their_samples() {
     let first = first.expect("a time");
     assert!((first as f64 / 1e3) < now());
     // Requested again at once, it is the same sample: its time is not that of the answer.
-    wait_until("two answers within a second", LONG, || {
-        let begun = std::time::Instant::now();
+    wait_until("two answers with one sample", LONG, || {
         let timestamp_of =
             |found: Option<((String, f64, Option<i64>), _)>| found.and_then(|((.., timestamp), _)| timestamp);
         let pair = [timestamp_of(of_one("/metrics/resource")), timestamp_of(of_one("/metrics/resource"))];
-        let soon = begun.elapsed() < std::time::Duration::from_millis(900);
         let [Some(earlier), Some(later)] = pair else { return false };
         // The first of them may have been a second old already.
-        soon && earlier == later
+        earlier == later
     });
     // A second later it is another sample.
     wait_until("another sample", LONG, || {
