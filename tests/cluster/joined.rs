@@ -10,13 +10,13 @@ use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::support::launch::runs_go_kubelet;
 use crate::support::node::Node;
 
-/// Debug builds of everything but the control plane, running in parallel.
-pub const LIMIT: Duration = Duration::from_secs(90);
+/// Debug builds of everything but the control plane, running in parallel, on a machine that may be busy.
+pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// The same for periodic work of the agent: the Go kubelet does some of it only once in a
 /// minute or two.
 pub fn patience() -> Duration {
-    if runs_go_kubelet() { LIMIT * 3 } else { LIMIT }
+    if runs_go_kubelet() { LIMIT * 2 } else { LIMIT }
 }
 
 /// The control plane that all tests share, except those that stop it. It ends with the program.

@@ -260,7 +260,7 @@ fn change_arrives_after_a_nat_has_forgotten_the_watches() {
     let patch = r#"{"spec":{"activeDeadlineSeconds":1}}"#;
     joined.plane.kubectl(&["patch", "pod", "natlink-web", "-p", patch]);
     // Without keep-alive the watch would be open for 150 s, in which it has no bookmark.
-    wait_until("the change to arrive", LIMIT, || {
+    wait_until("the change to arrive", LONG, || {
         let pod = joined.plane.poll(&["pod", "natlink-web"]);
         pod.is_some_and(|pod| text(&pod, "/status/reason") == "DeadlineExceeded")
     });
