@@ -460,16 +460,17 @@ fn pod_with_many_processes_is_evicted_when_process_ids_are_short() {
 // Runtimes: containerd 2.
 #[test]
 fn allocation_beyond_the_threshold_of_the_machine_is_noticed_without_polling() {
-    let available = available();
     // Other programs on the machine take and free memory.
-    let threshold = available - (1500 << 20);
+    let threshold = available() - (1500 << 20);
     let hard = json!({"memory.available": threshold.to_string()});
     let mut config = json!({"evictionHard": hard, "cgroupsPerQOS": false, "enforceNodeAllocatable": []});
     config["cgroupRoot"] = Value::Null;
     let joined = JoinedNode::start("evmach", config);
     joined.node.apply("static.json", &simple("static"));
     joined.node.wait_ready("static");
-    let mut main = eater(3000, "true");
+    // Programs that have ended meanwhile have freed memory.
+    let free = available().saturating_sub(threshold) >> 20;
+    let mut main = eater(u32::try_from(free.min(2500)).expect("a small number") + 1500, "true");
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     joined.bind(&pod("eater", json!([main])));
     let evicted = joined.wait_evicted("eater");
