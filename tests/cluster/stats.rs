@@ -43,8 +43,9 @@ fn summary_is_available_through_the_api_server() {
             })
         })
     });
-    assert_eq!(summary().expect("a summary")["node"]["nodeName"], *joined.name);
-    let page = raw("/metrics/resource").expect("the page");
+    // A busy node may not respond in time.
+    assert_eq!(wait_for("a summary", LIMIT, summary)["node"]["nodeName"], *joined.name);
+    let page = wait_for("the page", LIMIT, || raw("/metrics/resource"));
     assert!(page.contains("resource_scrape_error 0\n"), "{page}");
     for container in ["main", "side"] {
         let series = format!(
@@ -56,7 +57,7 @@ fn summary_is_available_through_the_api_server() {
             .unwrap_or_else(|| panic!("{series} in {page}"));
         assert_eq!(line.split(' ').count(), 3, "a value and its time: {line}");
     }
-    let own = raw("/metrics").expect("the page");
+    let own = wait_for("the page of the agent", LIMIT, || raw("/metrics"));
     for name in ["kubelet_node_startup_duration_seconds ", "kubelet_certificate_manager_server_ttl_seconds "]
     {
         assert!(own.lines().any(|line| line.starts_with(name)), "no {name}");
