@@ -28,7 +28,7 @@ use super::wait::{wait_for, wait_until};
 pub(crate) const NODE: &str = "e2e";
 
 /// Long enough for a slow machine; a test that needs it has failed anyway.
-pub(crate) const LONG: Duration = Duration::from_secs(90);
+pub(crate) const LONG: Duration = Duration::from_secs(150);
 
 /// The ceiling of the debug build; the promise is for the static build and has its own check.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;
@@ -253,7 +253,7 @@ impl Node {
 
     /// What `/healthz` says: the code and the text.
     pub(crate) fn health(&self, path: &str) -> (u16, String) {
-        http_get(self.healthz, path).unwrap_or((0, String::new()))
+        http_get_within(self.healthz, path, LONG).unwrap_or((0, String::new()))
     }
 
     /// Ends the agent with SIGKILL, as a crash would.
