@@ -254,13 +254,15 @@ fn change_arrives_after_a_nat_has_forgotten_the_watches() {
     joined.bind(&pod("natlink-web", json!([busybox("main", FOREVER)])));
     joined.wait_ready("natlink-web");
     // The last change of the pod was its Ready: from here on the watch has nothing to deliver.
+    let silent = Instant::now();
     pause(memory + Duration::from_secs(3));
     wait_until("connections to be forgotten", LIMIT, || linked.to_server.forgotten(0) >= 3);
     let begun = Instant::now();
     let patch = r#"{"spec":{"activeDeadlineSeconds":1}}"#;
     joined.plane.kubectl(&["patch", "pod", "natlink-web", "-p", patch]);
-    // Without keep-alive the watch would be open for 150 s, in which it has no bookmark.
-    wait_until("the change to arrive", LONG, || {
+    // Without keep-alive the watch would be opened again 150 s after its last byte.
+    let limit = Duration::from_secs(140).saturating_sub(silent.elapsed());
+    wait_until("the change to arrive", limit, || {
         let pod = joined.plane.poll(&["pod", "natlink-web"]);
         pod.is_some_and(|pod| text(&pod, "/status/reason") == "DeadlineExceeded")
     });
