@@ -237,7 +237,8 @@ fn size(image: &Value) -> i64 {
 fn node_conditions_report_failures() {
     let joined = JoinedNode::start("wrong");
     let wait_condition = |what: &str, status: &str, part: &str| {
-        joined.plane.wait(&["node", "wrong"], what, LIMIT * 2, |node| {
+        // Less than the five minutes after which a status without a change is reported.
+        joined.plane.wait(&["node", "wrong"], what, LIMIT, |node| {
             let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let ready = all.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default();
             text(&ready, "/status") == status && text(&ready, "/message").contains(part)

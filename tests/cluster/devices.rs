@@ -62,7 +62,8 @@ fn counts(joined: &JoinedNode<'_>) -> (String, String) {
 
 fn wait_counts(joined: &JoinedNode<'_>, allocatable: &str) {
     let expected = ("2".to_owned(), allocatable.to_owned());
-    wait_until(&format!("{allocatable} devices"), LIMIT * 2, || counts(joined) == expected);
+    // Less than the five minutes after which a status without a change is reported.
+    wait_until(&format!("{allocatable} devices"), LIMIT, || counts(joined) == expected);
 }
 
 fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
