@@ -97,6 +97,12 @@ fn mounts_below(path: &Path) -> Vec<String> {
     claims::mounts_below(path, "csi")
 }
 
+/// The volumes of a pod are unmounted before it is deleted. A driver that is slow to unstage does not hold up
+/// the deletion.
+fn assert_no_mounts_in_pods(joined: &JoinedNode<'_>) {
+    assert_eq!(mounts_below(&joined.node.root().join("pods")), Vec::<String>::new());
+}
+
 // Runtimes: containerd 2.
 #[test]
 fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
@@ -128,6 +134,7 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     joined.wait_ready("csia-writer");
     wait_log("csia-writer", "group 4711");
     delete(&joined, "csia-writer");
+    assert_no_mounts_in_pods(&joined);
     wait_until("no mounts", LIMIT, || mounts_below(&joined.node.root()).is_empty());
 
     joined.bind(&with_volume("csia-reader", of_claim("csia-claim"), false, "cat /data/file"));
@@ -367,6 +374,7 @@ fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back
     for pod in ["csid-running", "csid-waiting", "csid-other"] {
         delete(&joined, pod);
     }
+    assert_no_mounts_in_pods(&joined);
     wait_until("no mounts", LIMIT, || mounts_below(&joined.node.root()).is_empty());
     driver.assert_no_violation(&joined);
     joined.finish(&[]);
