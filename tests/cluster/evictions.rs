@@ -220,12 +220,14 @@ impl ComparedNode {
         });
         assert!(self.available() > AVAILABLE);
         let ended = AtomicBool::new(false);
+        // A failure below does not set `ended`, and the scope waits for its threads.
+        let last = Instant::now() + LIMIT + patience();
         let port = self.joined.node.healthz_port();
         std::thread::scope(|scope| {
             let health = scope.spawn(|| {
                 let mut slowest = Duration::ZERO;
                 let mut wrong = None;
-                while !ended.load(Ordering::Relaxed) {
+                while !ended.load(Ordering::Relaxed) && Instant::now() < last {
                     let begun = Instant::now();
                     let response = http_get_within(port, "/healthz", LIMIT);
                     if !matches!(response, Ok((200, _))) {
