@@ -13,7 +13,8 @@ use crate::support::wait::{holds_for, wait_until};
 // Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn active_deadline_ends_a_pod_within_its_grace_period() {
-    let node = Node::start("deadline");
+    // Without the time of its deadline the pod would be synced again only after that.
+    let node = Node::start_with("deadline", json!({"syncFrequency": "1h"}));
     let script = format!(
         "trap '{STAMP} >> /out/term; sleep 1; {STAMP} >> /out/end; exit 0' TERM; \
          {STAMP} >> /out/start; while :; do sleep 0.1; done"
