@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::fake_api::FakeApi;
-use crate::support::node::{FOREVER, LONG, NODE, Node, busybox, http_get_within, is_ready, pod, simple};
+use crate::support::node::{
+    FOREVER, LONG, NODE, Node, STAMP, busybox, http_get_within, is_ready, pod, simple,
+};
+use crate::support::node_inspection::moment;
 use crate::support::wait::{pause, wait_until};
 
 /// The agent answers within this time also while memory is short: far more than it needs, as the
@@ -263,8 +266,11 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     });
     // The pod runs and has set its trap before there is a threshold.
     let mut joined = JoinedNode::start("evsoft", config.clone());
-    let script = "trap 'sleep 1; echo end; exit 3' TERM; echo x > /out/set; while :; do sleep 0.1; done";
-    let mut main = busybox("main", script);
+    let script = format!(
+        "trap '{STAMP} >> /out/term; sleep 1; echo end; exit 3' TERM; echo x > /out/set; \
+         while :; do sleep 0.1; done"
+    );
+    let mut main = busybox("main", &script);
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     let mut manifest = pod("soft", json!([main]));
     // Its container ends by itself, also on a busy machine.
@@ -278,6 +284,7 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     config["evictionSoftGracePeriod"] = json!({"memory.available": "10s"});
     config["evictionMaxPodGracePeriod"] = json!(240);
     joined.node.configure(config);
+    let begun = moment();
     joined.node.start_agent();
     joined.wait_condition("MemoryPressure", "True");
     let evicted = joined.wait_pod("soft", "failed", |pod| pod["status"]["phase"] == "Failed");
@@ -285,6 +292,8 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     let state = &evicted["status"]["containerStatuses"][0]["state"];
     assert!(state["terminated"].is_object(), "{evicted}");
     assert!(message(&evicted).starts_with("The node was low on resource: memory. "), "{evicted}");
+    let waited = joined.node.wait_stamp("term") - begun;
+    assert!(waited >= 9.9, "evicted {waited} s after the start of the agent");
     // It was not killed: it had more than one second.
     assert_eq!(evicted["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
     let log = joined.node.log();
