@@ -14,7 +14,8 @@ use crate::support::wait::{holds_for, wait_until};
 // Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn restart_policy_always_restarts_with_growing_back_off() {
-    let node = Node::start("always");
+    // Without the time of its back-off the pod would be synced again only after that.
+    let node = Node::start_with("always", json!({"syncFrequency": "1h"}));
     node.apply("crash.json", &pod("crash", json!([busybox("main", "echo boom; exit 7")])));
     // The first restart is immediate, the second after 10 s, the third after 20 s more.
     let in_back_off = |number: i32| {
