@@ -339,7 +339,8 @@ impl ComparedNode {
                 pause(Duration::from_millis(200));
             }
         }
-        outcome.relieved = wait_for("the end of the pressure", patience() * 2, || {
+        // Less than the five minutes that are the default of the transition period.
+        outcome.relieved = wait_for("the end of the pressure", patience(), || {
             let condition = self.condition("MemoryPressure");
             (text(&condition, "/status") == "False").then(|| self.common(&condition))
         });
