@@ -102,7 +102,7 @@ fn pods_have_bundles_of_authorities_and_certificates_of_their_own() {
 
     // An edit arrives when the bundle that was read before is a minute old.
     apply_bundle(plane, version, "trust-named", None, &second);
-    wait_until("the edited bundle in the volume", LIMIT * 2, || file("named.pem") == second);
+    wait_until("the edited bundle in the volume", LIMIT, || file("named.pem") == second);
     let uris: Vec<String> = plane
         .requests()
         .iter()
