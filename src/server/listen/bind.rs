@@ -23,6 +23,8 @@ const BACKLOG: i32 = 128;
 /// just started has a copy of the socket until its `exec`, which a busy machine delays. Another agent
 /// is found before, by its lock.
 const LINGER: Duration = Duration::from_secs(10);
+/// The wait for the socket that is not logged: most programs reach their `exec` in this time.
+const SILENT: Duration = Duration::from_secs(1);
 /// Between two attempts to find the socket closed.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -70,10 +72,18 @@ impl Bound {
     }
 
     fn local_within(path: &Path, limit: Duration) -> Result<Self, ServerError> {
-        let begun = Instant::now();
+        let (begun, mut is_logged) = (Instant::now(), false);
         while is_in_use(path) {
-            if begun.elapsed() >= limit {
+            let waited = begun.elapsed();
+            if waited >= limit {
                 return Err(ServerError::SocketInUse { path: path.to_owned() });
+            }
+            if waited >= SILENT && !is_logged {
+                log::warn!(
+                    "another process listens on {}; waiting up to {limit:?} for its end",
+                    path.display()
+                );
+                is_logged = true;
             }
             let _ = StopToken::never().wait(PAUSE);
         }
