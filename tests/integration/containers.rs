@@ -1,5 +1,6 @@
 //! Containers of a pod: order, restarts and termination, with the whole agent on the fake runtime.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -98,9 +99,15 @@ fn sidecar_that_exits_during_initialization_starts_again() {
         });
         // A second restart waits for the back-off, while the init container keeps running. If a busy machine
         // shows the pod only after the wait, the next end of the sidecar makes a longer one.
+        let last_kill = Cell::new(Instant::now());
         kill(&node, name, "s", 1);
         node.wait_pod(name, "to show the wait", LONG, |pod| {
             if let Some(id) = running_id(&node, name, "s") {
+                let wait = last_kill.replace(Instant::now()).elapsed();
+                assert!(
+                    wait > Duration::from_secs(8),
+                    "restarted {wait:?} after its end, before the back-off"
+                );
                 node.fake.kill_container(&id, 1);
             }
             init_waiting_reason(pod, "s").as_deref() == Some("CrashLoopBackOff") && phase(pod) == "Pending"
