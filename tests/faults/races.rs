@@ -125,7 +125,9 @@ fn random_pod_changes_on_a_slow_runtime_converge() {
     let running = || (0..PODS).map(|number| node.running(&format!("pod{number}"))).collect::<Vec<_>>();
     let is_any_ending = || {
         let page = node.metrics();
-        let mut workers = page.lines().filter(|line| line.starts_with("kubelet_working_pods{"));
+        // The page has a series for each state, also of no pod.
+        let mut workers =
+            page.lines().filter(|line| line.starts_with("kubelet_working_pods{") && !line.ends_with(" 0"));
         let (runs, wanted) = ("lifecycle=\"sync\"", "config=\"desired\"");
         workers.any(|line| {
             line.contains("lifecycle=\"terminating\"") || (line.contains(runs) && !line.contains(wanted))
