@@ -275,6 +275,15 @@ impl Connection {
         self.read_response(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
     }
 
+    /// Whether the server closes the connection without another response; `false` if it sends something, or
+    /// nothing until the limit of a read.
+    pub(crate) fn is_closed_by_server(&mut self) -> bool {
+        match self.read_response(false) {
+            Ok(_) => false,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+        }
+    }
+
     pub(crate) fn read_response(&mut self, head_only: bool) -> io::Result<Response> {
         let mut incoming = Incoming(&mut self.stream);
         let mut head = Vec::new();
