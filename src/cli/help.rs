@@ -2,8 +2,8 @@
 
 use super::exit::EXITS;
 use super::flags::{FLAGS, FlagEffect, Syntax};
-use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
-use super::options::{OPTIONS, option_text};
+use super::local::COMMANDS;
+use super::options::{option_text, options_of};
 
 use crate::server::KUBERNETES_VERSION;
 
@@ -29,11 +29,8 @@ pub fn command(name: &str) -> String {
         out += &format!("Usage:\n  coracle {synopsis}\n      {meaning}\n\n");
     }
     out += "Options:\n";
-    let own = OPTIONS_OF_COMMANDS.iter().find(|(known, _)| *known == name);
-    for option in own.map_or(&[][..], |(_, options)| options).iter().chain(&["local-socket", "help"]) {
-        for (_, letter, placeholder, meaning) in OPTIONS.iter().filter(|(known, ..)| known == option) {
-            out += &format!("  {}\n      {meaning}\n", option_text(option, *letter, placeholder));
-        }
+    for (option, letter, placeholder, meaning) in options_of(name) {
+        out += &format!("  {}\n      {meaning}\n", option_text(option, *letter, placeholder));
     }
     out + "\ncoracle --help shows everything, with the exit codes.\n"
 }
@@ -80,6 +77,8 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::local::OPTIONS_OF_COMMANDS;
+    use crate::cli::options::{OPTIONS, own_options};
 
     #[test]
     fn help_shows_flags_commands_and_exit_codes() {
@@ -109,10 +108,11 @@ mod tests {
     #[test]
     fn usage_of_join_and_leave_names_each_of_their_options() {
         for name in ["join", "leave"] {
-            let (_, options) = OPTIONS_OF_COMMANDS.iter().find(|(known, _)| *known == name).unwrap();
+            let options = own_options(name);
+            assert!(!options.is_empty());
             let help = command(name);
             let usage = help.split("Options:").next().unwrap();
-            for option in *options {
+            for option in options {
                 let is_named =
                     usage.split(['[', ']', ' ', '|', '\n']).any(|word| word == format!("--{option}"));
                 assert!(is_named, "{name} --{option}: {usage}");

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lexopt::Arg;
 
 use super::join_options::{JoinOptions, LeaveOptions};
+use super::options::own_options;
 use crate::config::{AgentArgs, GoDuration, Problem};
 use crate::util::encoding::from_digits;
 
@@ -553,8 +554,7 @@ pub(super) fn parse_local(
 ) -> Result<Option<LocalCommand>, Vec<Problem>> {
     let AgentArgs { local_socket: mut socket, root_dir, request, .. } = before;
     let mut options = Options { root_dir, config: request.file, ..Options::default() };
-    let takes =
-        OPTIONS_OF_COMMANDS.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
+    let takes = own_options(name);
     let mut help = false;
     loop {
         options.is_letter = false;

@@ -1,8 +1,13 @@
 //! The options of the commands, for their help, the manual and the completions of shells.
 
-/// Each option: its name, its letter or a blank, a placeholder for its value (empty if it has none), and
-/// what it does.
-pub(super) const OPTIONS: &[(&str, char, &str, &str)] = &[
+use super::local::OPTIONS_OF_COMMANDS;
+
+/// An option: its name, its letter or a blank, a placeholder for its value (empty if it has none), and what
+/// it does.
+pub(super) type CommandOption = (&'static str, char, &'static str, &'static str);
+
+/// The options of all commands.
+pub(super) const OPTIONS: &[CommandOption] = &[
     ("output", 'o', "json|yaml|wide", "format of the output"),
     ("watch", 'w', "", "keep watching"),
     ("namespace", 'n', "NAMESPACE", "namespace"),
@@ -61,9 +66,20 @@ pub(super) const OPTIONS: &[(&str, char, &str, &str)] = &[
     ("drain", ' ', "", "evict the pods first"),
     ("kubeconfig", ' ', "FILE", "credentials that may evict pods"),
     ("no-start", ' ', "", "write the files, and start nothing"),
-    ("local-socket", ' ', "SOCKET", "local socket of the agent"),
+    ("local-socket", ' ', "PATH", "local socket of the agent"),
     ("help", 'h', "", "help of the command"),
 ];
+
+/// The names of the options of one command only, without those that all take.
+pub(super) fn own_options(command: &str) -> &'static [&'static str] {
+    OPTIONS_OF_COMMANDS.iter().find(|(name, _)| *name == command).map_or(&[], |(_, options)| options)
+}
+
+/// The options that a command takes, with those that all take.
+pub(super) fn options_of(command: &str) -> impl Iterator<Item = &'static CommandOption> {
+    let names = own_options(command).iter().chain(&["local-socket", "help"]);
+    names.filter_map(|name| OPTIONS.iter().find(|(option, ..)| option == name))
+}
 
 /// An option as it is typed: `-n, --namespace NAMESPACE`.
 pub(super) fn option_text(name: &str, letter: char, placeholder: &str) -> String {

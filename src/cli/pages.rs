@@ -8,7 +8,7 @@ use std::path::Path;
 use super::exit::EXITS;
 use super::flags::{FLAGS, Flag, FlagEffect, Syntax};
 use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
-use super::options::{OPTIONS, option_text};
+use super::options::{CommandOption, OPTIONS, option_text};
 use crate::config::DefaultSet;
 use crate::config::effects::default_text;
 use crate::config::fields::{FIELDS, FieldEffect};
@@ -31,18 +31,20 @@ enum Value {
 /// completion.
 type PageOption = (&'static str, char, Option<Value>, &'static str);
 
-fn options() -> Vec<PageOption> {
-    let value = |placeholder: &'static str| match placeholder {
+fn page_option(option: &'static CommandOption) -> PageOption {
+    let (name, letter, placeholder, meaning) = *option;
+    let value = match placeholder {
         "" => None,
-        "FILE" | "DIR" | "SOCKET" => Some(Value::File),
+        "FILE" | "DIR" | "PATH" | "SOCKET" => Some(Value::File),
         "CONTAINER" => Some(Value::Container),
         words if words.contains('|') => Some(Value::Words(words)),
         _ => Some(Value::Any),
     };
-    OPTIONS
-        .iter()
-        .map(|(name, letter, placeholder, meaning)| (*name, *letter, value(placeholder), *meaning))
-        .collect()
+    (name, letter, value, meaning)
+}
+
+fn options() -> Vec<PageOption> {
+    OPTIONS.iter().map(page_option).collect()
 }
 
 /// Prints the names of pods in the table of `coracle pods`. A shell expands what it completes, so only
@@ -77,18 +79,9 @@ const WORDS: &[(&str, &str, bool)] = &[
     ("setup", "runtime", false),
 ];
 
-/// The options that a command takes, with those that all take.
+/// The options that a command takes.
 fn options_of(command: &str) -> Vec<PageOption> {
-    let all = options();
-    let own =
-        OPTIONS_OF_COMMANDS.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, takes)| takes);
-    own.iter()
-        .chain(&["local-socket", "help"])
-        .map(|name| {
-            let found = all.iter().find(|(option, ..)| option == name);
-            *found.unwrap_or_else(|| panic!("OPTIONS has no row for --{name}"))
-        })
-        .collect()
+    super::options::options_of(command).map(page_option).collect()
 }
 
 /// Names of commands, each once.
