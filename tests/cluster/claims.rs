@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::joined::{JoinedNode, LIMIT, pod, served, shared, text};
+use crate::joined::{JoinedNode, LIMIT, log_now, pod, served, shared, text};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::wait_until;
 
@@ -72,11 +72,7 @@ pub fn of_claim(claim: &str) -> Value {
 
 /// Waits until the log of a pod has a text.
 pub fn wait_log(pod: &str, wanted: &str) {
-    wait_until(&format!("{wanted:?} in the log of {pod}"), LIMIT, || {
-        // A busy node may not respond in time.
-        let output = shared().try_kubectl(&["logs", pod], "");
-        String::from_utf8_lossy(&output.stdout).contains(wanted)
-    });
+    wait_until(&format!("{wanted:?} in the log of {pod}"), LIMIT, || log_now(shared(), pod).contains(wanted));
 }
 
 /// Waits for an event FailedMount of a pod with this text.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::joined::{JoinedNode, LIMIT, directory, pod, shared, text};
+use crate::joined::{JoinedNode, LIMIT, directory, log_now, pod, shared, text};
 use crate::support::containerd::kill;
 use crate::support::launch::{self, go_kubelet_config, skip_on_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
@@ -68,9 +68,7 @@ fn wait_counts(joined: &JoinedNode<'_>, allocatable: &str) {
 
 fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
     wait_for("the name of the device", LIMIT, || {
-        // A busy node may not respond in time.
-        let output = joined.plane.try_kubectl(&["logs", pod], "");
-        let log = String::from_utf8_lossy(&output.stdout).into_owned();
+        let log = log_now(joined.plane, pod);
         log.lines().last().filter(|line| line.starts_with("device ")).map(str::to_owned)
     })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
+use crate::joined::{JoinedNode, LIMIT, condition, directory, log_now, pod, shared, text};
 use crate::support::containerd::kill;
 use crate::support::control_plane::is_former;
 use crate::support::launch;
@@ -128,9 +128,7 @@ fn make_pod(joined: &JoinedNode<'_>, name: &str, source: Value) {
 /// The variable of the device, such as `CLAIMED_dev_0=claim`.
 fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
     wait_for("the name of the device", LIMIT, || {
-        // A busy node may not respond in time.
-        let output = joined.plane.try_kubectl(&["logs", pod], "");
-        let log = String::from_utf8_lossy(&output.stdout).into_owned();
+        let log = log_now(joined.plane, pod);
         log.lines().last().filter(|line| line.starts_with("CLAIMED_")).map(str::to_owned)
     })
 }

@@ -232,3 +232,8 @@ pub fn pod(name: &str, containers: Value) -> Value {
 pub fn directory(name: &str) -> PathBuf {
     Node::base(name)
 }
+
+/// The log of a pod as it is now; empty if a busy node does not respond in time.
+pub fn log_now(plane: &ControlPlane, pod: &str) -> String {
+    String::from_utf8_lossy(&plane.try_kubectl(&["logs", pod], "").stdout).into_owned()
+}

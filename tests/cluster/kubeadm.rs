@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::joined::{LIMIT, condition, pod, shared, text};
+use crate::joined::{LIMIT, condition, log_now, pod, shared, text};
 use crate::support::cgroups::CgroupRoot;
 use crate::support::containerd::{Containerd, kill};
 use crate::support::control_plane::ControlPlane;
@@ -201,9 +201,7 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     let before = ready("kubeadm-web");
     ready("own-kubeadm");
     // By the node API, on the port of kubelets. The container counts as ready before it has written.
-    wait_until("the log of the pod", LIMIT, || {
-        plane.try_kubectl(&["logs", "kubeadm-web"], "").stdout == b"begun\n"
-    });
+    wait_until("the log of the pod", LIMIT, || log_now(plane, "kubeadm-web") == "begun\n");
 
     // What a benchmark of security looks for.
     assert_eq!(machine.process("comm"), "kubelet\n");
