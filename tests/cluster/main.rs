@@ -41,3 +41,4 @@ mod support;
 mod systemd;
 mod takeover;
 mod trust;
+mod workloads;

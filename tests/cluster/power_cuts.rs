@@ -16,57 +16,21 @@ use crate::support::disk_search::files_with_except;
 use crate::support::launch::runs_go_kubelet;
 use crate::support::node::{FOREVER, busybox, pod, simple};
 use crate::support::wait::{pause, wait_for, wait_until};
+use crate::workloads::{ACCOUNT, CANARY, WEB_SCRIPT, controller, job, web, web_objects, web_output};
 
 /// Names of objects begin with the name of the node.
 const NODE: &str = "cut";
-/// The value of the Secret, which must be nowhere on the disk; also in base64.
-const CANARY: [&str; 2] = ["canary-58c1f07be2d9", "Y2FuYXJ5LTU4YzFmMDdiZTJk"];
 /// The pods that a controller or the test makes at the API server, and the static one.
 const PODS: usize = 20;
 /// Twenty pods start at once, on a machine that may be busy.
 const START: Duration = Duration::from_secs(300);
 /// How long a kubelet that starts no pods is watched.
 const WATCH: Duration = Duration::from_secs(30);
-const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Pod → container → ids of those that run.
 type Running = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 /// Pod → containers that should run.
 type Wanted = BTreeMap<String, BTreeSet<String>>;
-
-/// A controller of pods on the node.
-fn controller(kind: &str, name: &str, replicas: u32, mut spec: Value) -> Value {
-    let labels = json!({"app": name});
-    spec["nodeName"] = json!(NODE);
-    spec["terminationGracePeriodSeconds"] = json!(2);
-    let mut object = json!({
-        "apiVersion": "apps/v1", "kind": kind,
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec}},
-    });
-    if kind == "StatefulSet" {
-        object["spec"]["serviceName"] = json!(name);
-        object["spec"]["podManagementPolicy"] = json!("Parallel");
-        let mut claim = claim_spec("Filesystem", "ReadWriteOnce");
-        claim["resources"]["requests"]["storage"] = json!("1Mi");
-        object["spec"]["volumeClaimTemplates"] = json!([{"metadata": {"name": "data"}, "spec": claim}]);
-    }
-    object
-}
-
-fn job(name: &str, restart: &str, script: &str, out: &Path) -> Value {
-    let mut main = busybox("main", script);
-    main["volumeMounts"] = json!([{"name": "out", "mountPath": "/out"}]);
-    json!({
-        "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"template": {"spec": {
-            "nodeName": NODE, "restartPolicy": restart, "terminationGracePeriodSeconds": 2,
-            "containers": [main], "volumes": [{"name": "out", "hostPath": {"path": out}}],
-        }}},
-    })
-}
 
 /// A volume in a directory of the node, for one claim.
 fn local_volume(claim: &str, path: &Path) -> Value {
@@ -80,25 +44,6 @@ fn local_volume(claim: &str, path: &Path) -> Value {
             "claimRef": {"namespace": "default", "name": claim},
             "local": {"path": path}, "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}},
     })
-}
-
-/// Uses a ConfigMap, a Secret and tokens, in variables and in files.
-fn web() -> Value {
-    let mut main = busybox("main", FOREVER);
-    main["env"] = json!([
-        {"name": "CM", "valueFrom": {"configMapKeyRef": {"name": "cut-cm", "key": "text"}}},
-        {"name": "PW", "valueFrom": {"secretKeyRef": {"name": "cut-secret", "key": "pw"}}},
-    ]);
-    main["volumeMounts"] = json!([{"name": "cm", "mountPath": "/cm"},
-        {"name": "secret", "mountPath": "/secret"}, {"name": "all", "mountPath": "/all"}]);
-    json!({"containers": [main], "volumes": [
-        {"name": "cm", "configMap": {"name": "cut-cm"}},
-        {"name": "secret", "secret": {"secretName": "cut-secret"}},
-        {"name": "all", "projected": {"sources": [
-            {"serviceAccountToken": {"path": "token", "audience": "shop", "expirationSeconds": 3600}},
-            {"configMap": {"name": "cut-cm"}}, {"secret": {"name": "cut-secret"}},
-            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}},
-    ]})
 }
 
 /// An init container, a sidecar and a container, with a file that the first one makes.
@@ -126,28 +71,27 @@ fn with_data() -> Value {
 /// Makes everything at the API server, and the static pod.
 fn make_all(joined: &JoinedNode<'_>) {
     let plane = joined.plane;
-    let object = |kind: &str, name: &str, field: &str, data: Value| {
-        plane.apply(&json!({"apiVersion": "v1", "kind": kind,
-            "metadata": {"name": name, "namespace": "default"}, field: data}));
-    };
-    object("ConfigMap", "cut-cm", "data", json!({"text": "one"}));
-    object("Secret", "cut-secret", "stringData", json!({"pw": CANARY[0]}));
+    for object in web_objects("cut-cm", "cut-secret") {
+        plane.apply(&object);
+    }
     let (base, out) = (directory(NODE), joined.node.shared());
     for claim in ["cut-data", "data-cut-set-0", "data-cut-set-1"] {
         plane.apply(&local_volume(claim, &base.join("volumes").join(claim)));
     }
     let mut claim = claim_spec("Filesystem", "ReadWriteOnce");
     claim["volumeName"] = json!("cut-data");
-    object("PersistentVolumeClaim", "cut-data", "spec", claim);
+    plane.apply(&json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "cut-data", "namespace": "default"}, "spec": claim}));
 
-    plane.apply(&controller("Deployment", "cut-web", 5, web()));
-    plane.apply(&controller("Deployment", "cut-side", 3, with_sidecar()));
-    plane.apply(&controller("StatefulSet", "cut-set", 2, with_data()));
+    plane.apply(&controller(NODE, "Deployment", "cut-web", 5, web("cut-cm", "cut-secret")));
+    plane.apply(&controller(NODE, "Deployment", "cut-side", 3, with_sidecar()));
+    plane.apply(&controller(NODE, "StatefulSet", "cut-set", 2, with_data()));
     let host = json!({"hostNetwork": true, "containers": [busybox("main", FOREVER)]});
-    plane.apply(&controller("Deployment", "cut-host", 2, host));
-    plane.apply(&controller("ReplicaSet", "cut-rs", 2, json!({"containers": [busybox("main", FOREVER)]})));
-    plane.apply(&job("cut-done", "Never", "echo run >>/out/done", &out));
-    plane.apply(&job("cut-working", "OnFailure", &format!("echo run >>/out/working; {FOREVER}"), &out));
+    plane.apply(&controller(NODE, "Deployment", "cut-host", 2, host));
+    let plain = json!({"containers": [busybox("main", FOREVER)]});
+    plane.apply(&controller(NODE, "ReplicaSet", "cut-rs", 2, plain));
+    plane.apply(&job(NODE, "cut-done", "Never", "echo run >>/out/done", &out));
+    plane.apply(&job(NODE, "cut-working", "OnFailure", &format!("echo run >>/out/working; {FOREVER}"), &out));
     let mut data = pod("cut-data", with_data()["containers"].clone());
     data["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "cut-data"}}]);
     joined.bind(&data);
@@ -262,12 +206,8 @@ fn sh(joined: &JoinedNode<'_>, running: &Running, pod: &str, script: &str) -> St
 
 /// Each kind of pod has what it needs.
 fn check_contents(joined: &JoinedNode<'_>, running: &Running) {
-    let script = "cat /cm/text /all/text; echo -$CM; cat /secret/pw /all/pw; echo -$PW; \
-                  for t in /all/token /var/run/secrets/kubernetes.io/serviceaccount/token; \
-                  do tr -dc . <$t; done; cat /all/name";
     for pod in running.keys().filter(|pod| pod.starts_with("cut-web")) {
-        let expected = format!("oneone-one\n{0}{0}-{0}\n....{pod}", CANARY[0]);
-        assert_eq!(sh(joined, running, pod, script), expected);
+        assert_eq!(sh(joined, running, pod, WEB_SCRIPT), web_output(pod));
     }
     assert_eq!(sh(joined, running, "cut-side", "cat /dir/file"), "made\n");
     for pod in ["cut-data", "cut-set-0", "cut-set-1"] {
