@@ -39,6 +39,7 @@ mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod systemd;
+mod systemd_offline;
 mod takeover;
 mod trust;
 mod workloads;

@@ -1,7 +1,7 @@
 //! `coracle join` on a machine whose first process is systemd: from an installed bundle to a Ready node with
 //! one command, and back.
 //!
-//! Only the virtual machine of `tests/vm/run` is such a machine: `tests/vm/run cluster systemd::`. Its systemd
+//! Only the virtual machine of `tests/vm/run` is such a machine: `tests/vm/run cluster systemd`. Its systemd
 //! starts no unit of the distribution, so the test starts the journal, and a drop-in below `/run` leaves out
 //! the targets of a whole boot. Everything else of the unit is as `packaging/install` installs it.
 
@@ -19,16 +19,17 @@ use crate::support::control_plane::ControlPlane;
 use crate::support::launch::skip_on_go_kubelet;
 
 const NAME: &str = "systemd";
-const UNIT: &str = "coracle.service";
-const DROP_INS: &str = "/etc/systemd/system/coracle.service.d";
-const COMMAND: &str = "/usr/local/bin/coracle";
+/// The unit of the agent, the directory of its drop-ins, and the installed program.
+pub const UNIT: &str = "coracle.service";
+pub const DROP_INS: &str = "/etc/systemd/system/coracle.service.d";
+pub const COMMAND: &str = "/usr/local/bin/coracle";
 
 /// The processor is emulated, and the control plane is on the same one.
-const LIMIT: Duration = Duration::from_secs(300);
+pub const LIMIT: Duration = Duration::from_secs(300);
 const TIMEOUT: [&str; 2] = ["--timeout", "300s"];
 
 /// What `join` writes beside the token, which does not stay, with modes.
-const WRITTEN: [(&str, &str); 6] = [
+pub const WRITTEN: [(&str, &str); 6] = [
     ("/etc/kubernetes/pki/ca.crt", "644"),
     ("/etc/systemd/system/coracle.service.d/10-join.conf", "600"),
     ("/var/lib/kubelet/config.yaml", "600"),
@@ -38,11 +39,11 @@ const WRITTEN: [(&str, &str); 6] = [
 ];
 
 /// What the agent adds.
-const OF_AGENT: [(&str, &str); 2] =
+pub const OF_AGENT: [(&str, &str); 2] =
     [("/etc/kubernetes/kubelet.conf", "600"), ("/var/lib/kubelet/pki/kubelet-client-current.pem", "600")];
 
 /// Exit code and output of a command, which is also printed for a test that fails.
-fn run(program: impl AsRef<OsStr>, args: &[&str]) -> (Option<i32>, String) {
+pub fn run(program: impl AsRef<OsStr>, args: &[&str]) -> (Option<i32>, String) {
     let program = program.as_ref();
     let output = Command::new(program).args(args).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
@@ -53,7 +54,7 @@ fn run(program: impl AsRef<OsStr>, args: &[&str]) -> (Option<i32>, String) {
 }
 
 /// The output of a command that ends with this code.
-fn expect(program: impl AsRef<OsStr>, args: &[&str], code: i32) -> String {
+pub fn expect(program: impl AsRef<OsStr>, args: &[&str], code: i32) -> String {
     let program = program.as_ref();
     let (ended, printed) = run(program, args);
     assert_eq!(ended, Some(code), "{} {args:?}: {printed}", program.display());
@@ -61,11 +62,12 @@ fn expect(program: impl AsRef<OsStr>, args: &[&str], code: i32) -> String {
 }
 
 /// `active` and `enabled`, or other words of systemctl(1).
-fn states() -> [String; 2] {
+pub fn states() -> [String; 2] {
     ["is-active", "is-enabled"].map(|verb| run("systemctl", &[verb, UNIT]).1.trim().to_owned())
 }
 
-fn property(name: &str) -> String {
+/// A property of the unit.
+pub fn property(name: &str) -> String {
     expect("systemctl", &["show", "--value", "--property", name, UNIT], 0).trim().to_owned()
 }
 
@@ -81,7 +83,7 @@ fn files(places: &[&str], format: &str) -> Vec<String> {
 }
 
 /// The names of all files where an installation and `join` write, but for the state of the agent.
-fn names() -> BTreeSet<String> {
+pub fn names() -> BTreeSet<String> {
     let of_system = ["/etc", "/opt", "/run/coracle", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin"];
     let mut places = of_system.to_vec();
     places.extend(["/usr/local/share", "/var/lib/coracle-install"]);
@@ -89,7 +91,7 @@ fn names() -> BTreeSet<String> {
 }
 
 /// Compares the files with those before the installation.
-fn assert_nothing_left(before: &BTreeSet<String>) {
+pub fn assert_nothing_left(before: &BTreeSet<String>) {
     let now = names();
     let changes: Vec<&String> = now.symmetric_difference(before).collect();
     assert!(changes.is_empty(), "left or missing: {changes:?}");
@@ -100,14 +102,14 @@ fn mode(path: &str) -> String {
 }
 
 /// The unpacked bundle that `tests/vm/run` has made.
-fn bundle() -> PathBuf {
+pub fn bundle() -> PathBuf {
     let bundle = std::env::var_os("CORACLE_BUNDLE").filter(|_| Path::new("/run/systemd/system").exists());
-    PathBuf::from(bundle.expect("only in a machine with systemd: tests/vm/run cluster systemd::"))
+    PathBuf::from(bundle.expect("only in a machine with systemd: tests/vm/run cluster systemd"))
 }
 
 /// The parts of a machine with systemd that the virtual machine does not start: the journal, and a runtime in
 /// its usual place. The unit of the agent needs no targets of a boot.
-fn complete(machine: &Machine) {
+pub fn complete(machine: &Machine) {
     expect("systemctl", &["start", "systemd-journald.socket", "systemd-journald.service"], 0);
     let drop_ins = Path::new("/run/systemd/system/coracle.service.d");
     fs::create_dir_all(drop_ins).expect("a directory in memory");
@@ -117,8 +119,14 @@ fn complete(machine: &Machine) {
         .expect("the usual place of the socket is free");
 }
 
+/// The name of a node without `--node-name`.
+pub fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").expect("the name of the machine");
+    name.trim().to_lowercase()
+}
+
 /// Waits until the node is Ready in the cluster.
-fn assert_ready(plane: &ControlPlane, node: &str) {
+pub fn assert_ready(plane: &ControlPlane, node: &str) {
     let node = plane.wait(&["node", node], "ready", LIMIT, |node| condition(node, "Ready") == "True");
     assert!(!text(&node, "/status/nodeInfo/kubeletVersion").is_empty(), "{node}");
 }
@@ -222,8 +230,7 @@ fn installed_unit_joins_with_one_command_and_leaves_nothing() {
     assert!(installed.contains("and is Ready"), "{installed}");
     assert!(!Path::new(&file).exists(), "the token does not stay");
     assert_eq!(states(), ["active", "enabled"]);
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("the name of the machine");
-    let host = host.trim().to_lowercase();
+    let host = host_name();
     assert_ready(plane, &host);
     // Before it had the flags of the node, nothing had enabled it.
     let left = expect(COMMAND, &["leave"], 0);
