@@ -1,14 +1,16 @@
-//! The connections of a node to its API server, and what arrives without a watch.
+//! The connections of a node to its API server, the bytes on them, and what arrives without a watch.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::support::fake_api::ReceivedRequest;
+use crate::support::fake_api::{FakeApi, ReceivedRequest};
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{FOREVER, NODE, busybox, pod};
-use crate::support::wait::wait_until;
+use crate::support::relay::{Relay, Traffic};
+use crate::support::wait::{wait_for, wait_until};
 
 const SETTINGS: &str = "/api/v1/namespaces/default/configmaps/settings";
 const AUTHORITIES: &str = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt";
@@ -113,5 +115,61 @@ fn edited_object_that_is_not_watched_arrives_within_the_time_to_live_of_the_node
     node.api().put(SETTINGS, settings("two"));
     let file = text_file(&node, "web");
     wait_until("the edited ConfigMap", LONG, || fs::read_to_string(&file).is_ok_and(|text| text == "two"));
+    node.finish();
+}
+
+/// A renewal of the lease with its response, in bytes of HTTP to and from the API server.
+const RENEWAL: (u64, u64) = (720, 540);
+/// The life of a pod from its creation to the end of its object, with events, statuses, a token and the
+/// changes that the watch of pods shows: 10 and 27 kB in 13 requests, and on a slow machine another status.
+const LIFE: (u64, u64) = (13_000, 35_000);
+const LIFE_REQUESTS: usize = 16;
+
+/// Requests that renew the lease, and all others.
+fn renewals_and_others(node: &FakeNode) -> (usize, usize) {
+    let requests = node.api().received();
+    let renewals = requests.iter().filter(|request| request.path().contains("/leases/")).count();
+    (renewals, requests.len() - renewals)
+}
+
+#[test]
+fn renewals_and_the_life_of_a_pod_take_few_bytes_and_requests() {
+    let api = FakeApi::start();
+    let relay = Relay::start(SocketAddr::from((Ipv4Addr::LOCALHOST, api.port)), 1);
+    let mut node = FakeNode::prepare(json!({"nodeLeaseDurationSeconds": 8}));
+    node.join_cluster(api, json!({"server": format!("http://127.0.0.1:{}", relay.port(0))}));
+    let node = node.start_joined();
+    put_objects(&node);
+    wait_rest(&node, AT_REST);
+    let sample = || (relay.traffic(0), renewals_and_others(&node));
+    // Bytes of both directions without those of renewals, of which one may be half counted at both ends.
+    let used = |before: (Traffic, (usize, usize)), after: (Traffic, (usize, usize))| {
+        let renewals = (after.1.0 - before.1.0 + 1) as u64;
+        let sent = after.0.to_server - before.0.to_server;
+        let received = after.0.to_client - before.0.to_client;
+        (sent.saturating_sub(renewals * RENEWAL.0), received.saturating_sub(renewals * RENEWAL.1))
+    };
+
+    // The start may still send events and statuses.
+    let (before, after) = wait_for("a time with nothing but renewals", LONG, || {
+        let before = sample();
+        wait_until("four renewals", LONG, || renewals_and_others(&node).0 >= before.1.0 + 4);
+        let after = sample();
+        (after.1.1 == before.1.1).then_some((before, after))
+    });
+    println!("at rest: {before:?}, {after:?}");
+    assert_eq!(used(before, after), (0, 0), "{before:?}, {after:?}");
+
+    let before = sample();
+    node.bind(&manifest("web"));
+    node.wait_ready("web");
+    node.api().delete_pod(&FakeNode::pod_path("web"));
+    wait_until("the end of the object", LONG, || node.api().object(&FakeNode::pod_path("web")).is_none());
+    node.wait_gone("web", LONG);
+    let after = sample();
+    let (sent, received) = used(before, after);
+    println!("a pod: {before:?}, {after:?}, {sent} and {received} bytes");
+    assert!(sent <= LIFE.0 && received <= LIFE.1, "{sent} and {received} bytes");
+    assert!(after.1.1 - before.1.1 <= LIFE_REQUESTS, "{before:?}, {after:?}");
     node.finish();
 }
