@@ -218,6 +218,11 @@ pub fn reason<'a>(object: &'a Value, kind: &str) -> &'a str {
     find(object, kind).map(|condition| text(condition, "/reason")).unwrap_or_default()
 }
 
+/// The message of a condition, empty without it.
+pub fn message<'a>(object: &'a Value, kind: &str) -> &'a str {
+    find(object, kind).map(|condition| text(condition, "/message")).unwrap_or_default()
+}
+
 /// A pod that does not end by itself.
 pub fn pod(name: &str, containers: Value) -> Value {
     json!({

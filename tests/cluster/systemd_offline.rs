@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::joined::{condition, reason, shared, text};
+use crate::joined::{condition, message, reason, shared, text};
 use crate::kubeadm::{Machine, create_kubeadm_objects};
 use crate::support::control_plane::{API_SERVER, ControlPlane};
 use crate::support::disk_search::files_with;
@@ -355,8 +355,13 @@ fn reader_of_the_page_takes_a_node_through_a_restart_without_the_api_server_and_
         condition(pod, "Ready") == "True" && text(pod, "/status/containerStatuses/0/containerID") == alone.id
     });
     assert_ready(plane, &node);
-    plane.wait(&["node", &node], "back", LIMIT, |node| reason(node, "OfflineOperation") == "ServerPodsRun");
-    plane.wait(&["events", "-A", "--field-selector", "reason=RunningOffline"], "reported", LIMIT, |list| {
+    // The reason was the same before the restart.
+    plane.wait(&["node", &node], "back", LIMIT, |node| {
+        reason(node, "OfflineOperation") == "ServerPodsRun"
+            && message(node, "OfflineOperation").contains("stored pods ran from ")
+    });
+    let selector = format!("reason=RunningOffline,involvedObject.name={node}");
+    plane.wait(&["events", "-A", "--field-selector", &selector], "reported", LIMIT, |list| {
         list["items"].as_array().is_some_and(|events| !events.is_empty())
     });
     assert_eq!(wait_running("web-", |_| true), alone, "no container restarts");
