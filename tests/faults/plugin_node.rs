@@ -79,8 +79,10 @@ const OF_DEVICES: [&str; 5] =
 const REJECTING: [&str; 2] = ["GetPreferredAllocation", "Allocate"];
 
 /// So does the end of a plugin after its list of devices and before the admission of the pod. A pod that was
-/// admitted before waits for the plugin.
-const LISTED_AND_ENDED: (&str, &str) = ("ListAndWatch", "no healthy devices present");
+/// admitted before waits for the plugin. Which text the pod has depends on whether the agent has seen the end
+/// of the list, or only finds in the next call that the plugin does not accept connections.
+const LISTED_AND_ENDED: (&str, [&str; 2]) =
+    ("ListAndWatch", ["no healthy devices present", "rpc error: code = Unavailable"]);
 
 /// The node with its plugins.
 pub(crate) struct PluginNode {
@@ -189,7 +191,8 @@ impl PluginNode {
                 Some(pod) if is_ready(pod) => break,
                 Some(pod) if phase(pod) == "Failed" => {
                     let text = json!(pod.status).to_string();
-                    let ended = method == LISTED_AND_ENDED.0 && text.contains(LISTED_AND_ENDED.1);
+                    let ended = method == LISTED_AND_ENDED.0
+                        && LISTED_AND_ENDED.1.iter().any(|reason| text.contains(reason));
                     let is_expected = REJECTING.contains(&method) || ended;
                     assert!(is_expected && self.webs < MOST_PODS, "rejected: {text}");
                     self.node.api().delete_pod(&FakeNode::pod_path(WEB));
