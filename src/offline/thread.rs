@@ -567,12 +567,14 @@ impl Writer {
             self.services_due = None;
             return;
         }
+        let mut is_urgent = false;
         if std::mem::take(&mut self.has_new_pods) {
             let namespaces = namespaces(&self.known());
             if namespaces != self.namespaces {
                 self.namespaces = namespaces;
                 // Without the pace: a power cut may follow, and the new pods need them.
                 self.services_due = Some(now);
+                is_urgent = true;
             }
         }
         if self.services_due.is_none_or(|due| due > now) {
@@ -580,7 +582,8 @@ impl Writer {
         }
         (self.services_due, self.services_read) = (None, Some(now));
         for (key, body) in (self.deps.services)(&self.namespaces) {
-            self.queue.offer(key, Change::Body(body), now);
+            let change = if is_urgent { Change::Urgent(body) } else { Change::Body(body) };
+            self.queue.offer(key, change, now);
         }
     }
 
@@ -1200,9 +1203,11 @@ mod tests {
     #[test]
     fn services_are_read_at_once_and_then_each_minute_at_most() {
         let (called, calls) = bounded(EVENTS);
+        let reads = AtomicUsize::new(0);
         let services = move |namespaces: &BTreeSet<String>| {
             called.send(namespaces.iter().cloned().collect::<Vec<_>>()).unwrap();
-            vec![(key(Kind::Services, "n"), Secret::new(b"{}".to_vec()))]
+            let read = reads.fetch_add(1, Ordering::Relaxed) + 1;
+            vec![(key(Kind::Services, "n"), Secret::new(read.to_string().into_bytes()))]
         };
         let mut fixture = Fixture::new(&["a"], Deps { services: Box::new(services), ..testing::deps() });
         let ring = |fixture: &mut Fixture, second: u64| {
@@ -1224,6 +1229,12 @@ mod tests {
             ring(&mut fixture, 62),
             [["m", "n"]],
             "pods of another namespace need its services at once"
+        );
+        let stored = fixture.offline().read(&key(Kind::Services, "n")).unwrap();
+        assert_eq!(
+            stored.reveal(),
+            b"3",
+            "they are also written at once, although a file was written before"
         );
     }
 
