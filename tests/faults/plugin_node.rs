@@ -80,9 +80,18 @@ const REJECTING: [&str; 2] = ["GetPreferredAllocation", "Allocate"];
 
 /// So does the end of a plugin after its list of devices and before the admission of the pod. A pod that was
 /// admitted before waits for the plugin. Which text the pod has depends on whether the agent has seen the end
-/// of the list, or only finds in the next call that the plugin does not accept connections.
-const LISTED_AND_ENDED: (&str, [&str; 2]) =
-    ("ListAndWatch", ["no healthy devices present", "rpc error: code = Unavailable"]);
+/// of the list, or only finds in the next call that the plugin does not accept connections. A call that
+/// arrives while the server of the plugin ends is canceled by the library or, if that has passed it on
+/// already, refused as one too many.
+const LISTED_AND_ENDED: (&str, [&str; 4]) = (
+    "ListAndWatch",
+    [
+        "no healthy devices present",
+        "rpc error: code = Unavailable",
+        "rpc error: code = Canceled",
+        "rpc error: code = ResourceExhausted desc = too many calls at once",
+    ],
+);
 
 /// The node with its plugins.
 pub(crate) struct PluginNode {
