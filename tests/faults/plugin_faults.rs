@@ -44,7 +44,10 @@ fn begin(plugins: &FakePlugins, method: &'static str, fault: Fault) -> Option<Ga
 
 fn run(&(method, stage): &Case, fault: Fault) {
     let (fixture, gate) = PluginNode::approach(stage, |plugins| begin(plugins, method, fault));
-    wait_until(&format!("{method} to be called"), LONG, || fixture.plugins.count(method).faulty > 0);
+    // A call that hangs is counted before it is at its gate.
+    wait_until(&format!("{method} to be called"), LONG, || {
+        fixture.plugins.count(method).faulty > 0 && gate.as_ref().is_none_or(|gate| gate.waiting() > 0)
+    });
     fixture.node.assert_responsive();
     fixture.assert_sound();
     if let Some(gate) = gate {
