@@ -1,6 +1,7 @@
 //! `coracle volumes`, `coracle devices` and `coracle describe` of a running agent.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ const RESOURCE: &str = "example.com/camera";
 /// Serves a plugin with two devices, one of them unhealthy with a name that would color a terminal,
 /// and registers it.
 fn start_plugin(directory: &Path) -> Server {
+    let registration = directory.join("kubelet.sock");
+    // The agent is healthy before, and removes the sockets of plugins when it makes its own.
+    wait_until("the socket for registrations", LONG, || UnixStream::connect(&registration).is_ok());
     let device = |id: &str, health: &str| {
         let nodes = vec![pb::DeviceNumaNode { id: 0, ..Default::default() }];
         let topology = pb::DeviceTopology { nodes, ..Default::default() };
@@ -43,7 +47,7 @@ fn start_plugin(directory: &Path) -> Server {
             Ok(())
         });
     let server = Server::start(&directory.join("camera.sock"), [service]).unwrap();
-    let channel = Channel::new(&format!("unix://{}", directory.join("kubelet.sock").display())).unwrap();
+    let channel = Channel::new(&format!("unix://{}", registration.display())).unwrap();
     let request = pb::RegisterRequest {
         version: "v1beta1".to_owned(),
         endpoint: "camera.sock".to_owned(),

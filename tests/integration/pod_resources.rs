@@ -1,6 +1,7 @@
 //! The pod-resources API of a running agent, called over its socket.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 
 use coracle::transport::generated::{methods::podresources as api, podresources as pb};
 use coracle::transport::grpc::{CallError, Channel, Kind, UnaryMethod};
@@ -13,6 +14,8 @@ use crate::support::wait::wait_until;
 
 fn channel(node: &FakeNode) -> Channel {
     let socket = node.root().join("pod-resources/kubelet.sock");
+    // The agent is healthy before it listens there, and an agent that was killed has left its socket.
+    wait_until("the socket of the agent", LONG, || UnixStream::connect(&socket).is_ok());
     Channel::new(&format!("unix://{}", socket.display())).unwrap()
 }
 

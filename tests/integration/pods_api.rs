@@ -70,9 +70,17 @@ fn phase(pod: &[u8]) -> String {
     text(pod, [3, 1])
 }
 
-fn list(channel: &Channel) -> Vec<Vec<u8>> {
+/// `None`: the agent does not listen yet, although it is healthy, or has not published yet that all
+/// sources have delivered their pods, although it shows them.
+fn list(channel: &Channel) -> Option<Vec<Vec<u8>>> {
     let request = pb::ListPodsRequest::default();
-    channel.call_with_stop(&api::LIST_PODS, &request, LIMIT, &StopToken::never()).unwrap().pods
+    match channel.call_with_stop(&api::LIST_PODS, &request, LIMIT, &StopToken::never()) {
+        Ok(listed) => Some(listed.pods),
+        Err(error) => {
+            assert!([Kind::Unavailable, Kind::FailedPrecondition].contains(&error.kind), "{error}");
+            None
+        }
+    }
 }
 
 fn get(channel: &Channel, uid: &str) -> Result<Vec<u8>, (Kind, String)> {
@@ -103,7 +111,7 @@ fn clients_read_pods_and_watch_them_start_and_end() {
     node.wait_ready("first");
     let (first, second) = (full_name("first"), full_name("second"));
     let listed = wait_for("the pod to run", LONG, || {
-        list(&channel).into_iter().find(|pod| name(pod) == first && phase(pod) == "Running")
+        list(&channel)?.into_iter().find(|pod| name(pod) == first && phase(pod) == "Running")
     });
     assert_eq!(get(&channel, &uid(&listed)).map(|pod| uid(&pod)), Ok(uid(&listed)));
     let missing = "pod with UID nosuch not found".to_owned();
@@ -138,7 +146,9 @@ fn clients_read_pods_and_watch_them_start_and_end() {
     node.kill_agent();
     node.start_agent();
     node.wait_ready("first");
-    assert_eq!(list(&self::channel(&node)).iter().map(|pod| name(pod)).collect::<Vec<_>>(), [first]);
+    let channel = self::channel(&node);
+    let listed = wait_for("a list of the next agent", LONG, || list(&channel));
+    assert_eq!(listed.iter().map(|pod| name(pod)).collect::<Vec<_>>(), [first]);
     node.finish();
 }
 
