@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle::transport::generated::{methods, pluginregistration as pb};
 use coracle::transport::grpc::UnaryMethod;
@@ -37,6 +37,10 @@ pub(crate) const CLAIM_DRIVER: &str = "faulty.dra.test";
 
 /// How long a call waits that is to end with its server.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Less than the shortest deadline of a call about a volume or a claim, which is the 45 s of
+/// `NodePrepareResources`. An agent may repeat a call that has hung for longer.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// One of the plugins; each has a server of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,8 +101,8 @@ pub(crate) struct CallCounts {
 #[derive(Debug, Default)]
 struct State {
     counts: BTreeMap<&'static str, CallCounts>,
-    /// The calls under way by volume or claim, with the life of the agent.
-    busy: BTreeMap<String, usize>,
+    /// The calls under way by volume or claim, with the life of the agent and their beginnings.
+    busy: BTreeMap<String, (usize, Instant)>,
     violations: BTreeSet<String>,
     csi: csi::Volumes,
     devices: devices::Allocations,
@@ -275,8 +279,8 @@ impl Shared {
         result
     }
 
-    /// Serves one call about a volume or a claim. Two calls of one agent at a time are a violation;
-    /// drivers refuse a second one.
+    /// Serves one call about a volume or a claim. Two calls of one agent at a time are a violation, unless
+    /// the deadline of the first one may have passed; drivers refuse a second one.
     fn serve_alone<T>(
         &self,
         call: (Plugin, &'static str),
@@ -289,12 +293,12 @@ impl Shared {
             let mut state = self.state.lock().unwrap();
             let other = state.busy.get(subject).copied();
             if other.is_none() {
-                state.busy.insert(subject.to_owned(), life);
+                state.busy.insert(subject.to_owned(), (life, Instant::now()));
             }
             other
         };
-        if let Some(other) = other {
-            if other == life {
+        if let Some((other, begun)) = other {
+            if other == life && begun.elapsed() < DEADLINE {
                 self.violation(format!("{} while another call for {subject} is under way", call.1));
             }
             self.update(call.1, |count| count.refused += 1);
