@@ -44,6 +44,8 @@ impl DraDriver {
         command.arg("--root").arg(joined.node.root());
         let driver = DraDriver { process: launch::spawn(&mut command, &log), log };
         wait_until("the driver's devices", LIMIT, || slices(joined) == 1);
+        // It publishes them without the agent, which deletes those of a driver that it has known.
+        wait_until("the driver to be registered", LIMIT, || is_registered(joined));
         driver
     }
 
@@ -63,6 +65,13 @@ impl Drop for DraDriver {
 
 fn driver(joined: &JoinedNode<'_>) -> String {
     format!("{}.example.com", joined.name)
+}
+
+/// Whether the agent has the driver among its plugins; that of a driver that was killed counts, too.
+fn is_registered(joined: &JoinedNode<'_>) -> bool {
+    let (page, driver) = (joined.node.read_only("/metrics").1, driver(joined));
+    let mut plugins = page.lines().filter(|line| line.starts_with("plugin_manager_total_plugins{"));
+    plugins.any(|line| line.contains(&driver) && line.contains("state=\"actual_state_of_world\""))
 }
 
 /// The number of ResourceSlices of the node.
