@@ -42,10 +42,15 @@ fn settings(text: &str) -> Value {
     json!({"data": {"text": text}})
 }
 
-/// Makes the objects that the pods of [`manifest`] use.
-fn put_objects(node: &FakeNode) {
+/// Makes the objects that the pods of [`manifest`] mount.
+fn put_mounted_objects(node: &FakeNode) {
     node.api().put(SETTINGS, settings("one"));
     node.api().put(LOGIN, json!({"type": "Opaque", "data": {"pw": CANARY[1]}}));
+}
+
+/// The same, and a service that they see.
+fn put_objects(node: &FakeNode) {
+    put_mounted_objects(node);
     node.api().put(SERVICE, json!({"spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 5432}]}}));
 }
 
@@ -600,7 +605,10 @@ fn stored_objects_are_whole_after_kills_at_any_moment() {
 fn idle_node_writes_no_stored_object() {
     // The agent lists all pods once a second.
     let node = joined(json!({"featureGates": {"EventedPLEG": false}}));
-    run_pods(&node, &["web"]);
+    // No service: the services were written before the pods, and a new one is written a minute later.
+    put_mounted_objects(&node);
+    node.bind(&manifest("web"));
+    node.wait_ready("web");
     wait_stored(&node, 1);
     let lists = || node.metric("kubelet_pleg_relist_duration_seconds_count");
     let turns = |count: f64| {
