@@ -98,9 +98,12 @@ fn restart_of_a_crashing_container_creates_two_files_and_syncs_none() {
 /// A rotated log of this many KiB, from this day in 2026.
 fn rotated(log: &Path, kib: usize, day: u64) -> PathBuf {
     let path = log.with_file_name(format!("0.log.202601{day:02}-000000"));
-    let mut file = File::create(&path).unwrap();
+    // Whole before the agent can take it for a log: until its time is set, it is the newest one.
+    let scratch = log.with_file_name("scratch");
+    let mut file = File::create(&scratch).unwrap();
     file.write_all(&vec![b'x'; kib * 1024]).unwrap();
     file.set_modified(UNIX_EPOCH + Duration::from_secs(1_767_225_600 + day * 86_400)).unwrap();
+    fs::rename(scratch, &path).unwrap();
     path
 }
 
