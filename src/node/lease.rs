@@ -20,6 +20,11 @@ pub(super) const NAMESPACE: &str = "kube-node-lease";
 const RENEW_PART: f64 = 0.25;
 /// Spreads the requests of many nodes over time.
 const JITTER: f64 = 0.04;
+/// The shortest wait after a renewal that other nodes have probably sent in the same second, in relation to the
+/// interval.
+const LEAST_PHASE: f64 = 0.1;
+/// The responses that end such long turns may come to many nodes in one moment.
+const LONG_TURN: Duration = Duration::from_secs(5);
 /// Attempts to update without a wait.
 const TRIES: u32 = 5;
 /// Attempts without a wait while the lease is not known, which begin with a read. The second one is for a
@@ -52,6 +57,9 @@ pub(super) struct LeaseRenewer {
     api: Box<dyn LeaseApi + Send>,
     lease: Option<Lease>,
     failures: Failures,
+    /// Whether other nodes probably send the next renewal in the same second: it is the first one, or the API
+    /// server was away since the last one.
+    is_common: bool,
     report: Option<LeaseReport>,
 }
 
@@ -66,7 +74,8 @@ pub struct LeaseReport {
 
 impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default(), report: None }
+        let failures = Failures::default();
+        LeaseRenewer { name, seconds, api, lease: None, failures, is_common: true, report: None }
     }
 
     /// Reports each attempt.
@@ -86,8 +95,9 @@ impl LeaseRenewer {
             let due = next.is_some_and(|next| next <= Instant::now());
             if due || (owner.is_some() && owner.as_deref() != self.owner()) {
                 let number = returns.number();
-                let begin = boot_time();
+                let (begin, started) = (boot_time(), Instant::now());
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
+                self.note_duration(started.elapsed());
                 self.report(&outcome, begin);
                 returned = match outcome {
                     Outcome::Failed(_) => returns.after(number),
@@ -106,6 +116,11 @@ impl LeaseRenewer {
                 recv(timers::deadline_channel(next)) -> _ => {}
             }
         }
+    }
+
+    /// Takes the time into account that a turn needed.
+    fn note_duration(&mut self, duration: Duration) {
+        self.is_common |= duration >= LONG_TURN;
     }
 
     /// Reports an attempt that began at this [`boot_time`].
@@ -139,6 +154,7 @@ impl LeaseRenewer {
             Outcome::Read | Outcome::NoNode => {}
             Outcome::Failed(error) if error.kind == NodeErrorKind::Stopping => {}
             Outcome::Failed(error) => {
+                self.is_common = true;
                 if self.failures.count() {
                     log::warn!("{error} ({} times)", self.failures);
                 }
@@ -147,12 +163,13 @@ impl LeaseRenewer {
         outcome
     }
 
-    /// How long to wait after `outcome`; `None`: until the node's object changes.
-    pub(super) fn wait_after(&self, outcome: &Outcome, unit: f64) -> Option<Duration> {
+    /// How long to wait after `outcome`, which is counted once; `None`: until the node's object changes.
+    pub(super) fn wait_after(&mut self, outcome: &Outcome, unit: f64) -> Option<Duration> {
         match outcome {
             Outcome::Renewed => {
                 let duration = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
-                Some(duration.mul_f64(RENEW_PART * (1.0 + JITTER * unit)).max(FIRST_WAIT))
+                let is_common = std::mem::take(&mut self.is_common);
+                Some(renewal_wait(duration.mul_f64(RENEW_PART), is_common, unit).max(FIRST_WAIT))
             }
             Outcome::Read => {
                 let wait = Spread::LEASE.delay(unit);
@@ -276,6 +293,18 @@ impl LeaseRenewer {
     }
 }
 
+/// The wait between two renewals. It is random after one that is common to many nodes, whose renewals would
+/// otherwise come in the same seconds from then on, and never longer than the interval, so that the lease is as
+/// safe as with the usual wait.
+///
+/// DIFFERS: the Go kubelet waits for the interval after each renewal, also after the first one that succeeds.
+fn renewal_wait(interval: Duration, is_common: bool, unit: f64) -> Duration {
+    interval.mul_f64(match is_common {
+        true => LEAST_PHASE + (1.0 - LEAST_PHASE) * unit,
+        false => 1.0 + JITTER * unit,
+    })
+}
+
 fn without_managed_fields(mut lease: Lease) -> Lease {
     // The server keeps these fields if they are left out.
     lease.metadata.managed_fields = None;
@@ -356,9 +385,10 @@ mod tests {
         let responses = vec![Err(NodeErrorKind::NotFound), Ok(lease("1", "u"))];
         let (outcome, sent) = check(&mut renewer, responses, Some("u"), &["get", "create"]);
         assert_eq!(outcome, Outcome::Renewed);
-        assert_eq!(renewer.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
+        assert_eq!(renewer.wait_after(&outcome, 0.5), Some(Duration::from_millis(5_500)));
         assert_eq!(sent[0].metadata.owner_references.as_ref().unwrap()[0].uid, "u");
-        check(&mut renewer, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
+        let (outcome, _) = check(&mut renewer, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
+        assert_eq!(renewer.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
         assert_eq!(renewer.owner(), Some("u"));
         // After a restart the node may not be known yet; its lease is renewed anyway.
         let mut early = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
@@ -480,5 +510,66 @@ mod tests {
         let responses = vec![missing(), missing(), Ok(lease("1", "u"))];
         let (outcome, _) = check(&mut renewer, responses, Some("u"), &["get", "get", "create"]);
         assert_eq!(outcome, Outcome::Renewed);
+    }
+
+    /// A turn that renews a lease, with as many responses as it needs, or fails without any.
+    fn turn(renewer: &mut LeaseRenewer, responses: usize) -> Outcome {
+        let responses = (0..responses).map(|_| Ok(lease("1", "u"))).collect();
+        renewer.api = Box::new(Script { responses: RefCell::new(responses), requests: Arc::default() });
+        renewer.turn(Some("u"), Timestamp::from_second(1).unwrap())
+    }
+
+    #[test]
+    fn renewals_of_nodes_that_start_or_return_together_are_spread_over_the_interval() {
+        let interval = Duration::from_secs(10);
+        let longest = interval.mul_f64(1.0 + JITTER);
+        // A start, an outage of a moment, and a long one.
+        for failed_turns in [0, 1, OUTAGE_TURNS] {
+            let mut seconds = [0; 10];
+            for node in 0..300 {
+                // Numbers in [0, 1) that are evenly distributed, and the same in each run.
+                let unit = |step: f64| (f64::from(node) * step).fract();
+                let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+                let mut outcome = turn(&mut renewer, 2);
+                if failed_turns > 0 {
+                    renewer.wait_after(&outcome, 0.0);
+                    for _ in 0..failed_turns {
+                        assert!(matches!(turn(&mut renewer, 0), Outcome::Failed(_)));
+                    }
+                    outcome = turn(&mut renewer, 2);
+                }
+                let mut since = Duration::ZERO;
+                if outcome == Outcome::Read {
+                    since = renewer.wait_after(&outcome, unit(0.819_172_513_4)).unwrap();
+                    assert!(since <= Duration::from_secs(2), "{since:?}");
+                    outcome = turn(&mut renewer, 1);
+                }
+                assert_eq!(outcome, Outcome::Renewed);
+                let second = renewer.wait_after(&outcome, unit(0.671_043_606_7)).unwrap();
+                assert!(second >= interval / 10 && second <= interval, "{second:?}");
+                let outcome = turn(&mut renewer, 1);
+                let third = renewer.wait_after(&outcome, unit(0.549_700_477_9)).unwrap();
+                assert!(third >= interval && third <= longest, "{third:?}");
+                seconds[usize::try_from((since + second + third).as_secs() % 10).unwrap()] += 1;
+            }
+            assert!(seconds.iter().all(|count| (3..=45).contains(count)), "{failed_turns}: {seconds:?}");
+        }
+    }
+
+    #[test]
+    fn next_wait_is_random_after_a_long_turn_and_usual_after_a_repeated_attempt() {
+        let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+        let outcome = turn(&mut renewer, 2);
+        let mut next = |duration: Duration| {
+            renewer.note_duration(duration);
+            renewer.wait_after(&outcome, 0.0).unwrap().as_secs()
+        };
+        // The first one is that of a start.
+        let short = LONG_TURN - Duration::from_millis(1);
+        assert_eq!([short, short, LONG_TURN, short].map(&mut next), [1, 10, 1, 10]);
+        // A connection that was broken.
+        let responses = vec![Err(NodeErrorKind::Other), Ok(lease("2", "u"))];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &["update", "update"]);
+        assert_eq!(renewer.wait_after(&outcome, 0.0), Some(Duration::from_secs(10)));
     }
 }
