@@ -10,9 +10,10 @@ use std::hash::{BuildHasher, RandomState};
 use jiff::Timestamp;
 
 use crate::model::event::{Event, EventType, Regarding};
+use crate::model::reasons;
 
 /// Entries per stage; the least recently used one is removed first.
-const CACHE: usize = 4096;
+pub(super) const CACHE: usize = 4096;
 /// When this many different messages of one kind arrive, each within [`SIMILAR_SECONDS`] of the one
 /// before, they are reported as one event.
 const SIMILAR: usize = 10;
@@ -98,6 +99,12 @@ impl Correlator {
 
     /// Counts an event and returns its report; `None`: its object has used up its budget.
     pub(super) fn take(&mut self, event: &Event) -> Option<Report> {
+        if event.reason == reasons::EVENTS_DROPPED {
+            // Its number is all that is left of other events, and it is rare.
+            let key = (&event.regarding, event.reason, &event.message, event.time.as_nanosecond());
+            let (key, message) = (self.hasher.hash_one(key), event.message.clone());
+            return Some(Report { key, message, count: 1, first: event.time });
+        }
         let object = Object::from_regarding(&event.regarding);
         let group = self.hasher.hash_one((&object, event.kind, event.reason));
         let (key, message) = match self.is_one_of_many(group, event) {
@@ -260,6 +267,18 @@ mod tests {
             assert!(correlator.take(&part("a")).is_some());
         }
         assert_eq!(correlator.take(&part("b")), None);
+    }
+
+    #[test]
+    fn each_summary_of_dropped_events_is_reported_without_a_budget() {
+        let mut correlator = Correlator::new();
+        for number in 0..40 {
+            let message = format!("{number} events");
+            let summary = event(EventType::Warning, reasons::EVENTS_DROPPED, &message, number);
+            let reported = correlator.take(&summary).unwrap();
+            assert_eq!((reported.message, reported.count), (message, 1));
+        }
+        assert!(correlator.take(&warning("same", 40)).is_some(), "the budget is that of other events");
     }
 
     #[test]

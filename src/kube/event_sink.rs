@@ -3,24 +3,27 @@
 //! DIFFERS: upstream delivers in the recorder itself, so that an unavailable API server delays
 //! every event by two minutes and loses those that no longer fit. Here delivery has its own queue
 //! and thread: the log on the node continues, unsent events wait, a repeat replaces the waiting
-//! entry of the same event, and only the oldest of more than [`WAITING`] events are lost, and
-//! counted.
+//! entry of the same event, and only the oldest of more than [`WAITING`] events are lost. When the
+//! others were sent, an event of the node has their number and times.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::client::{Client, Moment};
+use super::correlator;
 use super::error::ApiError;
 use super::events::{self, EventLog, RecordedEvent};
 use super::spread::Spread;
 use super::target::Target;
-use crate::model::event::{EventType, Regarding};
-use crate::model::{api, meta};
+use crate::model::event::{Event, EventType, Regarding};
+use crate::model::{api, meta, reasons};
 use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -28,6 +31,10 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// Events that may wait for the API server; equal to the capacity of the log.
 pub const WAITING: usize = super::events::MAX_EVENTS;
+
+/// Dropped events that are remembered until they are reported. A repeat has the name of an event only as long
+/// as the correlator knows the event, so no other can be repeated.
+const REMEMBERED: usize = correlator::CACHE + WAITING;
 
 /// The pause between two attempts while there is no response; the first is a random part of it.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -74,7 +81,7 @@ pub struct Counts {
     pub sent: u64,
     /// Events that the API server refused.
     pub refused: u64,
-    /// Events that were dropped because the queue was full.
+    /// Events that were dropped because the queue was full, and were not repeated since.
     pub lost: u64,
 }
 
@@ -85,6 +92,79 @@ struct Entry {
     new: bool,
 }
 
+/// A number of events, with the first and the last time at which they happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Summary {
+    number: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+impl Summary {
+    fn from_event(event: &RecordedEvent) -> Summary {
+        Summary { number: 1, first: event.first_seen, last: event.last_seen }
+    }
+
+    fn merge(self, other: Summary) -> Summary {
+        Summary {
+            number: self.number + other.number,
+            first: self.first.min(other.first),
+            last: self.last.max(other.last),
+        }
+    }
+
+    /// The event that reports it.
+    fn event(self) -> Event {
+        let Summary { number, first, last } = self;
+        let (events, were) = if number == 1 { ("event", "was") } else { ("events", "were") };
+        let message = format!(
+            "{number} {events} from {first:.0} to {last:.0} {were} not sent: more than {WAITING} waited for \
+             the API server"
+        );
+        Event {
+            time: Timestamp::now(),
+            regarding: Regarding::Node,
+            kind: EventType::Warning,
+            reason: reasons::EVENTS_DROPPED,
+            message,
+            annotations: BTreeMap::new(),
+        }
+    }
+}
+
+/// The events that were dropped since the last report.
+#[derive(Debug, Default)]
+struct Dropped {
+    hasher: RandomState,
+    /// By the hash of their name; at most [`REMEMBERED`].
+    recent: HashMap<u64, Summary>,
+    /// Earlier ones.
+    former: Option<Summary>,
+}
+
+impl Dropped {
+    fn add(&mut self, key: &(String, String), event: &RecordedEvent) {
+        self.recent.insert(self.hasher.hash_one(key), Summary::from_event(event));
+        if self.recent.len() > REMEMBERED {
+            // From here on each dropped event costs one pass over them.
+            let oldest = self.recent.iter().min_by_key(|(_, summary)| summary.last).map(|(hash, _)| *hash);
+            let summary = oldest.and_then(|hash| self.recent.remove(&hash));
+            self.former = self.former.into_iter().chain(summary).reduce(Summary::merge);
+        }
+    }
+
+    /// Removes an event; `false`: it is not remembered.
+    fn remove(&mut self, key: &(String, String)) -> bool {
+        self.recent.remove(&self.hasher.hash_one(key)).is_some()
+    }
+
+    /// Removes all.
+    fn take(&mut self) -> Option<Summary> {
+        let Dropped { recent, former, .. } = std::mem::take(self);
+        former.into_iter().chain(recent.into_values()).reduce(Summary::merge)
+    }
+}
+
 /// The events that wait, oldest first; at most one entry per event.
 #[derive(Debug, Default)]
 struct Queue {
@@ -92,6 +172,7 @@ struct Queue {
     by_name: HashMap<(String, String), u64>,
     last: u64,
     counts: Counts,
+    dropped: Dropped,
 }
 
 impl Queue {
@@ -101,15 +182,40 @@ impl Queue {
             entry.event = event;
             return;
         }
+        // A repeat has the whole count of its event.
+        self.restore(&key);
         self.last += 1;
         self.by_name.insert(key, self.last);
         self.entries.insert(self.last, Entry { event, new });
-        if self.entries.len() > WAITING
-            && let Some((_, oldest)) = self.entries.pop_first()
-        {
-            self.by_name.remove(&self::key(&oldest.event));
+        if self.entries.len() > WAITING {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        // A report on dropped events has a number that would be lost with it.
+        let is_report = |entry: &Entry| entry.event.reason == reasons::EVENTS_DROPPED;
+        let oldest = self.entries.iter().find(|(_, entry)| !is_report(entry));
+        let ticket = oldest.or(self.entries.first_key_value()).map(|(ticket, _)| *ticket);
+        if let Some(entry) = ticket.and_then(|ticket| self.entries.remove(&ticket)) {
+            let key = key(&entry.event);
+            self.by_name.remove(&key);
+            self.dropped.add(&key, &entry.event);
             self.counts.lost += 1;
         }
+    }
+
+    /// An event that may have been dropped is queued again, or was sent nevertheless.
+    fn restore(&mut self, key: &(String, String)) {
+        if self.dropped.remove(key) {
+            self.counts.lost = self.counts.lost.saturating_sub(1);
+        }
+    }
+
+    /// The dropped events, once all others were sent: the API server is back then, and a report on them is
+    /// not dropped itself.
+    fn take_dropped(&mut self) -> Option<Summary> {
+        if self.entries.is_empty() { self.dropped.take() } else { None }
     }
 
     fn first(&self) -> Option<(u64, Entry)> {
@@ -120,7 +226,7 @@ impl Queue {
     fn finish(&mut self, ticket: u64, sent: &Entry) {
         let Some(entry) = self.entries.get_mut(&ticket) else {
             // It was dropped for a new event while it was being sent.
-            self.counts.lost = self.counts.lost.saturating_sub(1);
+            self.restore(&key(&sent.event));
             return;
         };
         if Arc::ptr_eq(&entry.event, &sent.event) {
@@ -187,9 +293,9 @@ fn start(
 ) -> std::io::Result<Running> {
     let (ring, bell) = bounded(1);
     let outbox = Outbox { queue: Arc::default(), bell: ring };
-    let own = outbox.clone();
+    let (own, own_log) = (outbox.clone(), log.clone());
     let running = threads::spawn("events-api", Stack::Large, on_death, move |stop| {
-        run(&stop, &bell, &own, &client, &node_uid);
+        run(&stop, &bell, &own, &own_log, &client, &node_uid);
     })?;
     log.deliver_to(outbox);
     Ok(running)
@@ -245,11 +351,23 @@ pub fn client_limits(qps: i32, burst: i32) -> (f64, u32) {
     (qps, u32::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10))
 }
 
-fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl EventApi, node_uid: &NodeUid) {
+fn run(
+    stop: &StopToken,
+    bell: &Receiver<()>,
+    outbox: &Outbox,
+    log: &EventLog,
+    client: &impl EventApi,
+    node_uid: &NodeUid,
+) {
     let mut tries = Tries::default();
     loop {
         let first = outbox.queue.locked().first();
         let Some((ticket, entry)) = first else {
+            let dropped = outbox.queue.locked().take_dropped();
+            if let Some(dropped) = dropped {
+                log.record(dropped.event());
+                continue;
+            }
             let _waiting = threads::waiting("events");
             select_biased! {
                 recv(stop.signal()) -> _ => return,

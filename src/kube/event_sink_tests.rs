@@ -1,11 +1,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use jiff::Timestamp;
-
 use super::*;
 use crate::kube::client::Credentials;
-use crate::model::event::Event;
 use crate::model::ids::PodUid;
 use crate::transport::api::{Endpoint, Identity, Roots};
 
@@ -61,9 +58,11 @@ impl FakeApi {
     }
 
     fn respond(&self, request: String) -> Outcome {
-        let mut inner = self.inner.lock().unwrap();
-        inner.1.push(request.clone());
-        let outcome = inner.0.pop_front().unwrap_or(Outcome::Done);
+        let outcome = {
+            let mut inner = self.inner.lock().unwrap();
+            inner.1.push(request.clone());
+            inner.0.pop_front().unwrap_or(Outcome::Done)
+        };
         if let Some(request_sender) = &self.request_sender {
             let _ = request_sender.send(request);
         }
@@ -283,6 +282,104 @@ fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
     assert_eq!(queue.counts.lost, 8);
     queue.finish(ticket, &entry);
     assert_eq!((queue.entries.len(), queue.counts.lost), (WAITING, 7));
+}
+
+/// The event `web.NUMBER`, which happened at this second and again in the next one.
+fn numbered(base: &RecordedEvent, number: usize) -> Arc<RecordedEvent> {
+    let second = i64::try_from(number).unwrap();
+    let (first_seen, last_seen) = (event("", second).time, event("", second + 1).time);
+    Arc::new(RecordedEvent { name: format!("web.{number}"), first_seen, last_seen, ..base.clone() })
+}
+
+fn send_all(queue: &mut Queue) {
+    while let Some((ticket, entry)) = queue.first() {
+        queue.finish(ticket, &entry);
+    }
+}
+
+#[test]
+fn dropped_events_are_counted_over_outages_without_those_that_were_repeated() {
+    let base = recorded(event("web", 0), 1);
+    let time = |second: i64| event("", second).time;
+    let mut queue = Queue::default();
+    (0..WAITING + 5).for_each(|number| queue.put(numbered(&base, number), true));
+    assert_eq!((queue.counts.lost, queue.take_dropped()), (5, None), "others wait");
+    // A repeat is queued with its count, for which 5 is dropped.
+    queue.put(numbered(&base, 2), false);
+    // The API server is back for a moment.
+    let (ticket, entry) = queue.first().unwrap();
+    assert_eq!(entry.event.name, "web.6");
+    queue.finish(ticket, &entry);
+    (WAITING + 5..WAITING + 7).for_each(|number| queue.put(numbered(&base, number), true));
+    assert_eq!(queue.take_dropped(), None, "others wait");
+    send_all(&mut queue);
+    // 0, 1, 3, 4, 5 and 7.
+    let summary = queue.take_dropped().unwrap();
+    assert_eq!(summary, Summary { number: 6, first: time(0), last: time(8) });
+    assert_eq!((queue.counts.lost, queue.take_dropped()), (6, None));
+
+    // The next outage begins before the report is sent: it stays, although it is the oldest.
+    queue.put(recorded(summary.event(), 1), true);
+    (2000..2001 + WAITING).for_each(|number| queue.put(numbered(&base, number), true));
+    let (ticket, report) = queue.first().unwrap();
+    assert_eq!((&*report.event.reason, queue.entries.len()), (reasons::EVENTS_DROPPED, WAITING));
+    queue.finish(ticket, &report);
+    send_all(&mut queue);
+    assert_eq!(queue.take_dropped(), Some(Summary { number: 2, first: time(2000), last: time(2002) }));
+    assert_eq!(queue.counts.lost, 8);
+
+    // However many they are, their number is right and their memory is limited.
+    let many = REMEMBERED + WAITING + 3;
+    (0..many).for_each(|number| queue.put(numbered(&base, number), true));
+    assert_eq!((queue.entries.len(), queue.dropped.recent.len()), (WAITING, REMEMBERED));
+    send_all(&mut queue);
+    let dropped = queue.take_dropped().unwrap();
+    assert_eq!((dropped.number, dropped.first), (REMEMBERED as u64 + 3, time(0)));
+}
+
+#[test]
+fn one_event_of_the_node_reports_the_dropped_ones_after_all_others() {
+    let (sink, inbox) = crate::model::event::EventSink::new();
+    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
+    drop(sink);
+    // A request waits until the test receives it.
+    let (request_sender, receiver) = bounded(0);
+    let client = FakeApi { request_sender: Some(request_sender), ..FakeApi::default() };
+    let api = client.clone();
+    let running = start(&log, client, unknown(), OnDeath::Unsupervised).unwrap();
+    // When this test fails, its end releases the request before the thread is joined.
+    let requests = receiver;
+    let next = || requests.recv_timeout(Duration::from_secs(60)).unwrap();
+    log.record(event("first", 0));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while api.inner.lock().unwrap().1.is_empty() {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    for number in 0..WAITING + 6 {
+        log.record(event(&format!("p{number}"), i64::try_from(number).unwrap() + 1));
+    }
+    assert_eq!(log.delivery().unwrap().lost, 7);
+    // It is sent although it was dropped meanwhile.
+    assert_eq!(next(), "POST default/first 1");
+    for number in 6..WAITING + 6 {
+        assert_eq!(next(), format!("POST default/p{number} 1"));
+    }
+    assert_eq!(next(), "POST default/node1 1");
+    log.record(event("later", 2000));
+    assert_eq!(next(), "POST default/later 1");
+    drop(requests);
+    drop(running);
+    let reports: Vec<_> =
+        log.recent(0).into_iter().filter(|event| event.reason == reasons::EVENTS_DROPPED).collect();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert_eq!((&reports[0].regarding, reports[0].kind), (&Regarding::Node, EventType::Warning));
+    assert_eq!(
+        reports[0].message,
+        "6 events from 2023-11-14T22:13:21Z to 2023-11-14T22:13:26Z were not sent: more than 1000 waited for \
+         the API server"
+    );
+    assert_eq!(log.delivery().unwrap().lost, 6);
 }
 
 #[test]

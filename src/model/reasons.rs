@@ -135,6 +135,8 @@ reasons! {
     STOPPED_OFFLINE = "StoppedOffline";
     /// A pod that was stopped for that may run again (not in upstream).
     RESUMED_ONLINE = "ResumedOnline";
+    /// Events that no longer fit while the API server was away, as a number (not in upstream).
+    EVENTS_DROPPED = "EventsDropped";
     /// An annotation of ours is malformed (not in upstream).
     INVALID_ANNOTATION = "InvalidAnnotation";
     /// A pod has a stored token of a service account that is not valid any more (not in upstream).
