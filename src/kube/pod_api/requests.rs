@@ -152,6 +152,17 @@ impl ObjectApi for Requests {
     }
 }
 
+/// Whether the API server may refuse a token only because its caches are older than the pod that this node
+/// has received.
+fn may_lag(error: &ApiError) -> bool {
+    let text = error.to_string();
+    // The admission knows no such pod. "pods ..." would be the text for a missing pod: then the pod was deleted.
+    let misses_pod = error.is_not_found() && text.starts_with("pod \"");
+    // The admission has the pod as it was before the scheduler bound it, or the authorizer does not have it.
+    let refusals = ["bound to a pod scheduled on a different node", "no relationship found between node"];
+    misses_pod || (error.is_forbidden() && refusals.iter().any(|refusal| text.contains(refusal)))
+}
+
 impl TokenApi for Requests {
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
         let target = Target::service_account_token(namespace, account);
@@ -162,9 +173,7 @@ impl TokenApi for Requests {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            // "pods ..." would be the API server's text for a missing pod: then the pod was deleted.
-            let lags = error.is_not_found() && error.to_string().starts_with("pod \"");
-            match waits.next().filter(|_| lags) {
+            match waits.next().filter(|_| may_lag(&error)) {
                 Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
                 _ => return Err(error),
             }

@@ -26,7 +26,8 @@ struct State {
     streams: Vec<TcpStream>,
     connections: Vec<Running>,
     version: u32,
-    /// Number of token requests that fail because the server does not know the pod yet.
+    /// Number of token requests that fail because the server does not know the pod yet, the last one because
+    /// it knows the pod as it was before the scheduler bound it.
     lags: u32,
 }
 
@@ -95,14 +96,14 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         reader.read_exact(&mut body).unwrap();
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
-        let mut lags = false;
+        let mut lags = 0;
         let version = {
             let mut state = lock(state);
             state.seen.push(format!("{method} {path}"));
             if method == "POST" {
                 state.posted.push(serde_json::from_slice(&body).unwrap());
-                lags = state.lags > 0;
-                state.lags = state.lags.saturating_sub(1);
+                lags = state.lags;
+                state.lags = lags.saturating_sub(1);
             }
             state.version
         };
@@ -125,9 +126,13 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
             let _ = reader.read_line(&mut request);
             return;
         }
-        let response = if lags {
+        let response = if lags > 1 {
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
                 "message": "pod \"config\" not found"})
+        } else if lags == 1 {
+            json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
+                "message": "serviceaccounts \"default\" is forbidden: node requested token bound to a pod \
+                    scheduled on a different node"})
         } else if path.ends_with("/denied") {
             json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "no"})
         } else if method == "POST" {
@@ -286,6 +291,22 @@ fn refused_read_is_repeated_only_if_the_server_may_not_know_the_pod() {
     drop(requests);
     let connections = std::mem::take(&mut lock(&server.state).connections);
     drop(connections);
+}
+
+#[test]
+fn refused_token_is_requested_again_only_if_the_server_may_not_know_the_binding() {
+    let lags = |code, reason, text: &str| may_lag(&ApiError::for_test(code, reason, text));
+    let refused =
+        |reason: &str| lags(403, "Forbidden", &format!("serviceaccounts \"a\" is forbidden: {reason}"));
+    assert!(refused("node requested token bound to a pod scheduled on a different node"));
+    assert!(refused(
+        "User \"system:node:n\" cannot create resource \"serviceaccounts/token\" in API group \"\" in the \
+         namespace \"default\": no relationship found between node 'n' and this object"
+    ));
+    assert!(!refused("audience \"vault\" not found in pod spec volume"));
+    assert!(lags(404, "NotFound", "pod \"web\" not found"));
+    assert!(!lags(404, "NotFound", "pods \"web\" not found"));
+    assert!(!lags(404, "NotFound", "serviceaccounts \"a\" not found"));
 }
 
 /// A response 403 was taken for the absence of the object.
