@@ -45,9 +45,17 @@ impl Agent {
         Agent::with(binary, dir, runtime, NODE, Vec::new(), extra)
     }
 
-    /// One that joins a cluster under this name.
-    pub fn joining(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, kubeconfig: &Path) -> Agent {
-        let flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+    /// One that joins a cluster under this name, with these flags more.
+    pub fn joining(
+        binary: &Path,
+        dir: PathBuf,
+        runtime: &Runtime,
+        node: &str,
+        kubeconfig: &Path,
+        more: &[String],
+    ) -> Agent {
+        let mut flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+        flags.extend_from_slice(more);
         Agent::with(binary, dir, runtime, node, flags, json!({}))
     }
 

@@ -40,6 +40,8 @@ struct Options {
     quick: bool,
     full: bool,
     registered: bool,
+    /// More flags for this project's agent, with `registered`.
+    agent_flags: Vec<String>,
     api: bool,
     /// For each part.
     flash: Option<std::time::Duration>,
@@ -60,6 +62,7 @@ fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--quick" => options.quick = true,
             "--full" => options.full = true,
             "--registered" => options.registered = true,
+            "--agent-flag" => options.agent_flags.push(args.next().ok_or("--agent-flag needs a flag")?),
             "--api" => options.api = true,
             "--flash" => {
                 let seconds = args.next().and_then(|text| text.parse().ok());
@@ -78,6 +81,9 @@ fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
         }
+    }
+    if !options.agent_flags.is_empty() && !options.registered {
+        return Err("--agent-flag has an effect with --registered only".to_owned());
     }
     Ok(options)
 }
@@ -114,7 +120,7 @@ fn main() -> ExitCode {
         results.print();
         return if measured.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let plan = Plan::new(options.quick, options.full);
+    let plan = Plan { agent_flags: options.agent_flags, ..Plan::new(options.quick, options.full) };
     let mut results = Results::new(options.raw.as_deref(), base);
     let disk = options.flash.map(|_| flash::MeasuredDisk::make(base));
     let dir = disk.as_ref().map_or_else(|| base.join("bench"), |disk| disk.runtime_dir(base));

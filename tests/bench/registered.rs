@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::agent::{self, Agent};
 use crate::process::cpu_seconds;
-use crate::results::Results;
+use crate::results::{CORACLE, Results};
 use crate::rounds::{Plan, footprint, process_memory};
 use crate::runtime::{LONG, Runtime};
 use crate::support::control_plane::ControlPlane;
@@ -41,7 +41,11 @@ pub fn measure(
     base: &Path,
     plan: &Plan,
 ) {
-    let mut node = JoinedNode::start(results, subject, binary, runtime, plane, base);
+    let flags: &[String] = if subject == CORACLE { plan.agent_flags.as_slice() } else { &[] };
+    if !flags.is_empty() {
+        results.note(subject, "more flags", &json!(flags));
+    }
+    let mut node = JoinedNode::start(results, subject, binary, runtime, plane, base, flags);
     node.idle(results, plan, 0);
     for (network, host) in [("host network", true), ("pod network", false)] {
         node.singles(results, network, host);
@@ -80,10 +84,11 @@ impl<'a> JoinedNode<'a> {
         runtime: &Runtime,
         plane: &'a ControlPlane,
         base: &Path,
+        flags: &[String],
     ) -> JoinedNode<'a> {
         let kubeconfig = plane.node_kubeconfig(subject);
         let dir = base.join(format!("reg-{subject}"));
-        let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig);
+        let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig, flags);
         let admin = administrator(plane);
         let (sender, seen) = bounded(NEWS);
         let watched = Watched {

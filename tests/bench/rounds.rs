@@ -46,17 +46,20 @@ pub struct Plan {
     pub idle: Duration,
     pub settle: Duration,
     pub pod_counts: Vec<usize>,
+    /// Flags of this project's agent besides those of every subject.
+    pub agent_flags: Vec<String>,
 }
 
 impl Plan {
     pub fn new(quick: bool, full: bool) -> Plan {
         let pod_counts = if full { vec![30, 100] } else { vec![30] };
+        let agent_flags = Vec::new();
         if quick {
             let (idle, settle) = (Duration::from_secs(10), Duration::from_secs(3));
-            Plan { starts: 3, singles: 3, rounds: 1, idle, settle, pod_counts }
+            Plan { starts: 3, singles: 3, rounds: 1, idle, settle, pod_counts, agent_flags }
         } else {
             let (idle, settle) = (Duration::from_secs(30), Duration::from_secs(12));
-            Plan { starts: 7, singles: 7, rounds: 3, idle, settle, pod_counts }
+            Plan { starts: 7, singles: 7, rounds: 3, idle, settle, pod_counts, agent_flags }
         }
     }
 }
