@@ -80,6 +80,7 @@ pub fn measure(
     fleet.remove_pods(results, &rest);
     step("DaemonSet");
     fleet.roll_out(results, &rest);
+    // The nodes have no pods now, as at the first rest.
     step("a minute without the network");
     fleet.relay.set_silent(true);
     pause(MINUTE);
@@ -279,6 +280,12 @@ impl<'a> Fleet<'a> {
         }
         let end = self.bytes();
         let bytes = [0, 1].map(|direction: usize| (end[direction] - window.bytes[direction]) / seconds);
+        // Sums of a cluster follow from means: a few nodes with many bytes do not change the median.
+        for (direction, name) in ["to", "from"].iter().enumerate() {
+            let measure =
+                format!("bytes {name} the API server per node and hour, {label}: mean of all nodes");
+            results.put(subject, &measure, "B/h", bytes[direction] * 3600.0 / self.nodes());
+        }
 
         self.put_watches(results, label, &after);
         for (daemon, (_, name)) in DAEMONS.iter().enumerate() {
@@ -314,6 +321,8 @@ impl<'a> Fleet<'a> {
             let measure = format!("requests per node and hour, {label}");
             results.put(subject, &measure, "1/h", number(*count) * hour);
         }
+        let measure = format!("requests per node and hour, {label}: mean of all nodes");
+        results.put(subject, &measure, "1/h", number(requests.len()) * hour / self.nodes());
         let kinds = by_kind(&requests);
         for (kind, count) in &kinds {
             let measure = format!("requests per node and hour, {label}: {kind}");
@@ -388,6 +397,7 @@ impl<'a> Fleet<'a> {
             number(busiest),
         );
         results.note(self.subject, &format!("{what}: requests of each second"), &json!(seconds));
+        results.note(self.subject, &format!("{what}: requests that failed"), &json!(failures(&requests)));
     }
 
     fn pods(&self, label: &str) -> Vec<Value> {
@@ -481,6 +491,12 @@ impl<'a> Fleet<'a> {
             pause(STEP);
         }
         pause(AFTER);
+        // All others are late events and renewals of leases, which the rest has in another number.
+        let all = node_requests(self.plane);
+        let requests = between(&all, window.time, window.begun.elapsed());
+        let reads = requests.iter().filter(|(_, request)| request.kind.ends_with(" configmaps")).count();
+        let measure = "ConfigMap edit: requests for ConfigMaps per node";
+        results.put(self.subject, measure, "", ratio(reads, self.agents.len()));
         self.end(results, &window, "ConfigMap edit", ("node", self.agents.len()), rest);
     }
 
@@ -511,6 +527,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// The first minute of requests after an outage, from the first one on, and when the leases are renewed.
+    /// `rest` is that of the nodes with the pods that they have during the outage.
     fn measure_return(&self, results: &mut Results, what: &str, back: SystemTime, rest: &Rest) {
         let subject = self.subject;
         let available = back.elapsed().unwrap_or_default().as_secs_f64();
@@ -532,6 +549,7 @@ impl<'a> Fleet<'a> {
         put("first request of any node", "s", first.as_secs_f64());
         put("requests per node in the first minute", "", number(requests.len()) / self.nodes());
         let at_rest = rest.requests.values().sum::<f64>() * MINUTE.as_secs_f64();
+        put("requests per node in a minute at rest", "", at_rest / self.nodes());
         put(
             "requests of the first minute, times those of a minute at rest",
             "",
@@ -551,7 +569,17 @@ impl<'a> Fleet<'a> {
         put("all leases renewed", "s", last.as_secs_f64());
         results.note(subject, &format!("{what}: requests of each second"), &json!(seconds));
         results.note(subject, &format!("{what}: requests of the first minute"), &json!(by_kind(&requests)));
+        results.note(subject, &format!("{what}: requests that failed"), &json!(failures(&requests)));
     }
+}
+
+/// How many requests of each kind have failed, with the status of the response.
+fn failures(requests: &[(Duration, &NodeRequest)]) -> BTreeMap<String, usize> {
+    let mut failures = BTreeMap::new();
+    for (_, request) in requests.iter().filter(|(_, request)| request.status >= 400) {
+        *failures.entry(format!("{}: {}", request.kind, request.status)).or_default() += 1;
+    }
+    failures
 }
 
 /// The ConfigMap of all pods.
