@@ -35,10 +35,22 @@ pub struct FakeAgent {
 impl FakeAgent {
     /// Starts it in a directory of its own below `base`.
     pub fn start(name: String, program: Program<'_>, kubeconfig: &Path, base: &Path) -> FakeAgent {
+        FakeAgent::configured(name, program, kubeconfig, base, json!({}))
+    }
+
+    /// With these fields of the configuration. The directory may be that of an earlier start.
+    pub fn configured(
+        name: String,
+        program: Program<'_>,
+        kubeconfig: &Path,
+        base: &Path,
+        fields: Value,
+    ) -> FakeAgent {
         let runtime = FakeCri::start();
         let dir = base.join(&name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
-        let mut extra = json!({"port": free_port(), "readOnlyPort": 0, "healthzPort": free_port()});
+        let extra = json!({"port": free_port(), "readOnlyPort": 0, "healthzPort": free_port()});
+        let mut extra = launch::merged(extra, fields);
         if program.is_go_kubelet {
             extra = launch::merged(extra, launch::go_kubelet_config(&dir));
         }

@@ -42,6 +42,9 @@ const AFTER: Duration = Duration::from_secs(8);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Longer than the run.
 const RUN: Duration = Duration::from_secs(24 * 3600);
+/// The life of the client certificates that are renewed. Seven tenths of it are longer than the start of
+/// the agents and [`SETTLE`], and all of it is shorter than a watch.
+const LIFE: Duration = Duration::from_secs(240);
 /// How exact the time is at which a file has changed.
 const STEP: Duration = Duration::from_millis(20);
 /// Pods of each node.
@@ -51,6 +54,8 @@ const SETTINGS: &str = "fleet-settings";
 const KEY: &str = "value";
 const POD_LABEL: &str = "fleet=life";
 const DAEMON_LABEL: &str = "fleet=daemon";
+/// Requests for certificates.
+const CERTIFICATES: &str = "certificatesigningrequests";
 
 /// The daemons whose memory and processor time are measured.
 const DAEMONS: [(&str, &str); 2] = [(API_SERVER, "API server"), (ETCD, "etcd")];
@@ -65,7 +70,7 @@ pub fn measure(
 ) {
     raise_descriptor_limit();
     let plane = ControlPlane::start(&base.join("plane"));
-    let fleet = Fleet::start(results, subject, program, nodes, &plane, base);
+    let mut fleet = Fleet::start(results, subject, program, nodes, &plane, base);
     step("at rest without pods");
     pause(SETTLE);
     let rest = fleet.rest(results, "no pods", REST);
@@ -93,6 +98,11 @@ pub fn measure(
     let back = SystemTime::now();
     plane.resume(API_SERVER);
     fleet.measure_return(results, "after a restart of the API server", back, &rest);
+    // The Go kubelet replaces a certificate of its kubeconfig at its start, whatever the life of that is.
+    if !program.is_go_kubelet {
+        step("new client certificates");
+        fleet.renew_certificates(results, program, base, &rest);
+    }
 }
 
 fn step(what: &str) {
@@ -225,9 +235,8 @@ impl<'a> Fleet<'a> {
         let relay = Relay::start(address.expect("the address of the API server"), nodes);
         let begun = Instant::now();
         let start = |node: usize| {
-            let name = format!("fleet-{node}");
-            let server = format!("server=https://127.0.0.1:{}", relay.port(node));
-            let kubeconfig = plane.node_kubeconfig_with(&name, &server);
+            let name = node_name(node);
+            let kubeconfig = plane.node_kubeconfig_with(&name, &server_option(&relay, node));
             FakeAgent::start(name, program, &kubeconfig, base)
         };
         let mut agents: Vec<FakeAgent> = (0..nodes).map(start).collect();
@@ -571,6 +580,59 @@ impl<'a> Fleet<'a> {
         results.note(subject, &format!("{what}: requests of the first minute"), &json!(by_kind(&requests)));
         results.note(subject, &format!("{what}: requests that failed"), &json!(failures(&requests)));
     }
+
+    /// All nodes renew their client certificates: the agents start again, each with a certificate of a short
+    /// life that was issued just before. The new ones have the life of the signer, which is a year.
+    fn renew_certificates(&mut self, results: &mut Results, program: Program<'_>, base: &Path, rest: &Rest) {
+        let (subject, count) = (self.subject, self.agents.len());
+        self.agents.clear();
+        let begun = SystemTime::now();
+        let since_begin = || begun.elapsed().unwrap_or_default();
+        let mut issued: BTreeMap<String, Duration> = BTreeMap::new();
+        for node in 0..count {
+            let name = node_name(node);
+            let options = format!("{} ttl={}s", server_option(&self.relay, node), LIFE.as_secs());
+            let kubeconfig = self.plane.node_kubeconfig_with(&name, &options);
+            issued.insert(name.clone(), since_begin());
+            let fields = json!({"rotateCertificates": true});
+            self.agents.push(FakeAgent::configured(name, program, &kubeconfig, base, fields));
+        }
+        // A certificate is renewed after nine tenths of its life at the latest.
+        let end = since_begin() + LIFE.mul_f64(0.9) + AFTER;
+        pause(SETTLE);
+        let window = self.begin();
+        pause(end.saturating_sub(since_begin()));
+        self.end(results, &window, "certificate renewal", ("node", count), rest);
+
+        let all = node_requests(self.plane);
+        let mut requests = between(&all, begun, RUN);
+        requests.retain(|(_, request)| request.kind.ends_with(CERTIFICATES));
+        let creation = format!("create {CERTIFICATES}");
+        let firsts = first_of_each(&requests, |request| request.kind == creation);
+        assert_eq!(firsts.len(), count, "nodes that have renewed their certificate");
+        let mut put = |measure: &str, value| {
+            results.put(subject, &format!("certificate renewal: {measure}"), "", value);
+        };
+        put("requests for certificates per node", ratio(requests.len(), count));
+        for (node, first) in &firsts {
+            let age = first.saturating_sub(issued[*node]);
+            put("part of the life of a certificate that has passed", age.as_secs_f64() / LIFE.as_secs_f64());
+        }
+        let busiest = by_second(&requests).into_iter().max().unwrap_or(0);
+        put("requests for certificates of all nodes in the busiest second", number(busiest));
+        let window = window.time.duration_since(begun).unwrap_or_default();
+        let early = firsts.values().filter(|first| **first < window).count();
+        put("nodes that had renewed their certificate before the measurement", number(early));
+    }
+}
+
+fn node_name(node: usize) -> String {
+    format!("fleet-{node}")
+}
+
+/// The option of a kubeconfig with the relay's port for a node.
+fn server_option(relay: &Relay, node: usize) -> String {
+    format!("server=https://127.0.0.1:{}", relay.port(node))
 }
 
 /// How many requests of each kind have failed, with the status of the response.
