@@ -49,7 +49,9 @@ impl FakeAgent {
         let runtime = FakeCri::start();
         let dir = base.join(&name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
-        let extra = json!({"port": free_port(), "readOnlyPort": 0, "healthzPort": free_port()});
+        // The file system of images is the machine's, and events that it is full would be counted as requests.
+        let extra = json!({"port": free_port(), "readOnlyPort": 0, "healthzPort": free_port(),
+            "imageGCHighThresholdPercent": 100});
         let mut extra = launch::merged(extra, fields);
         if program.is_go_kubelet {
             extra = launch::merged(extra, launch::go_kubelet_config(&dir));
