@@ -44,7 +44,7 @@ pub(super) fn credentials(
     // Authorities that were added with `coracle offline trust`.
     let directory = args.offline.then(|| args.root_dir.join(config::OFFLINE_DIR));
     let added = directory.as_deref();
-    let mut own = None;
+    let (mut own, mut expired) = (None, None);
     if path.exists() {
         own = read_own(path, args.bootstrap_kubeconfig.as_deref(), added)?;
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
@@ -59,7 +59,7 @@ pub(super) fn credentials(
                 }
                 _ => {
                     log::info!("{}: {reason}; requesting a new one", path.display());
-                    own = None;
+                    expired = own.take().and_then(|(_, credentials)| credentials.endpoint.identity);
                 }
             }
         }
@@ -93,7 +93,8 @@ pub(super) fn credentials(
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
     let current = bootstrap::valid_identity(&store, &Template::client(node_name), now)
         .filter(|current| is_usable(current, &credentials, &store));
-    credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
+    // No request uses the expired one, because `BootstrapPending` comes first: reports and events name its end.
+    credentials.endpoint.identity = current.as_ref().map(Identity::for_client).or(expired);
     credentials.token =
         current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(BootstrapPending) });
     let renewed = ClientRenewal { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
@@ -227,6 +228,20 @@ mod tests {
         let own = kubeconfig_text(&format!("{{client-certificate: {file}, client-key: {file}}}"));
         std::fs::write(dir.path().join("kubelet.conf"), own).unwrap();
         assert_eq!(is_used(), [false; 2]);
+    }
+
+    #[test]
+    fn expired_certificate_is_reported_while_a_new_one_is_requested() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("node.pem"), certificates::testing::expired()).unwrap();
+        std::fs::write(dir.path().join("kubelet.conf"), kubeconfig_text(BY_FILE)).unwrap();
+        std::fs::write(dir.path().join("bootstrap-kubelet.conf"), kubeconfig_text("{token: t}")).unwrap();
+        let config = KubeletConfiguration::default();
+        let (pending, renewal) = credentials(&arguments(dir.path()), &config, "n").unwrap().unwrap();
+        assert!(pending.token.is_some() && renewal.is_some_and(|renewal| renewal.current.is_none()));
+        let client = Client::new(pending, None).unwrap();
+        let problem = client.certificate_problem(Timestamp::now()).unwrap();
+        assert!(problem.starts_with("the client certificate expired at 2021-"), "{problem}");
     }
 
     #[test]
