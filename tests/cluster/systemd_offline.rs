@@ -163,6 +163,17 @@ fn assert_search_works(texts: &[String]) {
     fs::remove_file(&seen).expect("it was there");
 }
 
+/// The kernel writes nothing of the agent to swap: neither its memory nor the files of Secret volumes, which
+/// are charged to its cgroup.
+fn assert_no_swap(process: &str) {
+    assert!(PAGE.contains("`MemorySwapMax=0`"));
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("the process runs");
+    let group = groups.trim().strip_prefix("0::").expect("one hierarchy of cgroup v2");
+    let limit = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/')).join("memory.swap.max");
+    let text = fs::read_to_string(&limit).unwrap_or_else(|error| panic!("{}: {error}", limit.display()));
+    assert_eq!(text.trim(), "0", "{}", limit.display());
+}
+
 /// Makes the key, its drop-in and the flags, all before there is an agent. Returns the digits of the key.
 fn prepare_key() -> String {
     for words in [KEY_DROP_IN, KEY_FLAG, FLAGS] {
@@ -312,6 +323,7 @@ fn reader_of_the_page_takes_a_node_through_a_restart_without_the_api_server_and_
     let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).expect("the process runs");
     assert_eq!(mounts(&property("MainPID")), mounts("self"));
     assert!(!Path::new(STORE).join("key").exists(), "the agent has made a key of its own");
+    assert_no_swap(&property("MainPID"));
 
     // Before the link goes down.
     let [first, goes] = start_pods(plane, &node, &out);
