@@ -49,7 +49,7 @@ fn signed(plane: &ControlPlane, node: &str) -> usize {
 }
 
 /// The ones that were requested with the bootstrap token.
-fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
+pub fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
     requesters(plane, node).iter().filter(|username| username.starts_with(BY_TOKEN)).count()
 }
 
