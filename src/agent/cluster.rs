@@ -185,7 +185,15 @@ impl Cluster {
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
             let running = offline.spawn(
-                offline_deps(rooms, &node, reader, pod_api, bound::reader(&host.node_name, &client), health),
+                offline_deps(
+                    offline,
+                    rooms,
+                    &node,
+                    reader,
+                    pod_api,
+                    bound::reader(&host.node_name, &client),
+                    health,
+                ),
                 supervisor.on_death(),
             );
             threads.push(running.map_err(thread_error("offline"))?);
@@ -279,6 +287,7 @@ fn hook(
 }
 
 fn offline_deps(
+    offline: &Offline,
     rooms: &Rooms,
     node: &NodeWatch,
     reader: NodeReader,
@@ -289,6 +298,8 @@ fn offline_deps(
     let (confirmed, assumed, released) = (node.clone(), node.clone(), node.clone());
     let (status, services, named) =
         (rooms.status.clone(), pod_api.services.clone(), pod_api.services.clone());
+    // As for the hook.
+    let (volumes, offline) = (Arc::downgrade(&rooms.volumes), offline.clone());
     offline::Deps {
         node: Box::new(move || confirmed.confirmed()),
         node_changes: node.subscribe(),
@@ -309,6 +320,10 @@ fn offline_deps(
         needs: Box::new(PodDependencies::stored_keys),
         entered: Box::new(move |phase| {
             pod_api.entered(phase);
+            let expired = offline.pods_with_expired_tokens();
+            if phase == offline::Phase::Online && !expired.is_empty() {
+                volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&expired));
+            }
             // A condition of the Node object shows it. If the bell is full, its thread wakes anyway.
             let _ = health.try_send(());
         }),
