@@ -1,7 +1,10 @@
 //! A node with `--offline`: it starts its pods without the API server, and no loss of the server's data,
 //! no error and no damage stops them.
 
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirEntry};
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::disk_search::files_with;
 use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
-use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, simple};
+use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, push, simple};
 use crate::support::random::{Random, random_seed};
 use crate::support::tls_front::{Authority, TlsFront};
 use crate::support::wait::{pause, wait_for, wait_until};
@@ -129,6 +132,22 @@ fn wait_event(node: &FakeNode, text: &str) -> String {
         let output = node.command(&["events", "-o", "json"]);
         let events = String::from_utf8_lossy(&output.stdout).into_owned();
         events.contains(text).then_some(events)
+    })
+}
+
+/// Those of some events that are of a pod and have this reason.
+fn events_of_pod(events: Vec<Value>, pod: &str, reason: &str) -> Vec<Value> {
+    let name = full_name(pod);
+    let is_wanted = |event: &Value| event["involvedObject"]["name"] == name && event["reason"] == reason;
+    events.into_iter().filter(is_wanted).collect()
+}
+
+/// Waits until the agent has an event of the pod with this reason, and returns all of them.
+fn wait_pod_events(node: &FakeNode, pod: &str, reason: &str) -> Vec<Value> {
+    wait_for(&format!("an event {reason} of pod {pod}"), LONG, || {
+        let output = node.command(&["events", "-o", "json"]);
+        let events: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        Some(events_of_pod(events, pod, reason)).filter(|events| !events.is_empty())
     })
 }
 
@@ -600,33 +619,112 @@ fn stored_objects_are_whole_after_kills_at_any_moment() {
     node.finish();
 }
 
+/// Waits for so many lists of pods, each of which is a turn of the agent.
+fn wait_turns(node: &FakeNode, count: f64) {
+    let lists = || node.metric("kubelet_pleg_relist_duration_seconds_count");
+    let begin = lists();
+    wait_until("turns of the agent", LONG, || lists() >= begin + count);
+}
+
+/// What the agent has written since its start: files, bytes and syncs. `None` while it does not respond.
+fn written(node: &FakeNode) -> Option<[u64; 3]> {
+    let report = status(node);
+    let count = |field: &str| report["diskWrites"][field].as_u64();
+    Some([count("files")?, count("bytes")?, count("syncs")?])
+}
+
+/// Waits until the agent, which lists all pods once a second, has written everything, also what it writes
+/// at most once in ten seconds. Returns what it has written.
+fn wait_written(node: &FakeNode) -> [u64; 3] {
+    let mut last = written(node);
+    wait_for("the agent to have written everything", LONG, || {
+        wait_turns(node, 12.0);
+        let before = std::mem::replace(&mut last, written(node));
+        last.filter(|_| before == last)
+    })
+}
+
 /// A new version of a pod without a new content, and turns without news, write nothing.
 #[test]
 fn idle_node_writes_no_stored_object() {
-    // The agent lists all pods once a second.
     let node = joined(json!({"featureGates": {"EventedPLEG": false}}));
     // No service: the services were written before the pods, and a new one is written a minute later.
     put_mounted_objects(&node);
     node.bind(&manifest("web"));
     node.wait_ready("web");
     wait_stored(&node, 1);
-    let lists = || node.metric("kubelet_pleg_relist_duration_seconds_count");
-    let turns = |count: f64| {
-        let begin = lists();
-        wait_until("turns of the agent", LONG, || lists() >= begin + count);
-    };
-    let files = || status(&node)["diskWrites"]["files"].as_u64();
-    // What is written at most once in ten seconds is written.
-    let mut last = files();
-    wait_until("the agent to have written everything", LONG, || {
-        turns(12.0);
-        let before = std::mem::replace(&mut last, files());
-        last.is_some() && before == last
-    });
+    let before = wait_written(&node);
     // The same content with another version.
     let object = node.api().object(&FakeNode::pod_path("web")).unwrap();
     node.api().put(&FakeNode::pod_path("web"), object);
-    turns(12.0);
-    assert_eq!(files(), last);
+    wait_turns(&node, 12.0);
+    assert_eq!(written(&node), Some(before));
+    node.finish();
+}
+
+/// Inode, time of the last change in seconds and nanoseconds, and size of each file of the store.
+fn stored_files(node: &FakeNode) -> BTreeMap<String, [i64; 4]> {
+    let files = fs::read_dir(node.root().join("offline")).into_iter().flatten().flatten();
+    let stamp = |file: DirEntry| {
+        let meta = fs::symlink_metadata(file.path()).ok()?;
+        let [inode, size] = [meta.ino(), meta.size()].map(|number| i64::try_from(number).unwrap());
+        Some((
+            file.file_name().to_string_lossy().into_owned(),
+            [inode, meta.mtime(), meta.mtime_nsec(), size],
+        ))
+    };
+    files.filter_map(stamp).collect()
+}
+
+/// The kinds of the files that were added, replaced or removed: one for each file.
+fn changed_kinds(before: &BTreeMap<String, [i64; 4]>, now: &BTreeMap<String, [i64; 4]>) -> Vec<String> {
+    let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let changed = names.into_iter().filter(|name| before.get(*name) != now.get(*name));
+    changed.map(|name| name.split('-').next().unwrap_or_default().to_owned()).collect()
+}
+
+/// Prints a line also when the test passes: the test harness hides the output of the macros.
+fn print_line(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The disk of a small machine wears out: what a pod costs that changes, is in docs/offline.md.
+#[test]
+fn each_change_of_a_pod_writes_one_file_and_a_status_of_other_clients_writes_none() {
+    const CHANGES: u64 = 3;
+    let node = joined(json!({"featureGates": {"EventedPLEG": false}}));
+    run_pods(&node, &["web", "other"]);
+    wait_stored(&node, 2);
+    let path = FakeNode::pod_path("web");
+    let begin = wait_written(&node);
+    let mut last = begin;
+    for change in 1..=CHANGES {
+        let files = stored_files(&node);
+        node.api().edit(&path, |pod| pod["metadata"]["labels"] = json!({"change": change.to_string()}));
+        wait_until("the change to be stored", LONG, || written(&node).is_some_and(|now| now[2] > last[2]));
+        last = wait_written(&node);
+        assert_eq!(changed_kinds(&files, &stored_files(&node)), ["pod"], "change {change}");
+    }
+    let [files, bytes, syncs]: [u64; 3] = std::array::from_fn(|index| last[index] - begin[index]);
+    assert_eq!((files, syncs), (CHANGES, 2 * CHANGES), "a file, which is synced with its directory");
+
+    // What a controller writes into the status.
+    let checked = json!({"type": "example.org/checked", "status": "True"});
+    node.api().edit(&path, |pod| push(&mut pod["status"]["conditions"], checked));
+    assert_eq!(wait_written(&node), last);
+
+    // The container that ends and the next one may be two statuses.
+    let before = stored_files(&node);
+    starts::end_container(&node);
+    let after = wait_written(&node);
+    assert_eq!(changed_kinds(&before, &stored_files(&node)), ["podstatus"]);
+    let restart = after[2] - last[2];
+    assert!(restart == 2 || restart == 4, "{restart} syncs");
+    print_line(&format!(
+        "store: {} bytes and 2 syncs for each change of the labels of a pod; {} bytes and {restart} syncs for a \
+         restart of its container",
+        bytes / CHANGES,
+        after[1] - last[1]
+    ));
     node.finish();
 }

@@ -51,7 +51,7 @@ fn joined_with_policy_always(config: Value) -> FakeNode {
 }
 
 /// Ends the container of the pod "web", and waits for the next one.
-fn end_container(node: &FakeNode) {
+pub(super) fn end_container(node: &FakeNode) {
     let running = node.running("web");
     assert!(node.fake.kill_container(&running["main"][0], 1));
     wait_until("the container to be started again", LONG, || {
@@ -288,6 +288,6 @@ fn trust_bundles_and_certificates_of_pods_are_there_without_the_server() {
 }
 
 /// The text of a file with other bytes in it.
-fn read_lossy(path: &Path) -> String {
+pub(super) fn read_lossy(path: &Path) -> String {
     String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
 }
