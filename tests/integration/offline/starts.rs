@@ -1,6 +1,7 @@
 //! What starts without the API server, and what waits for it.
 
 use coracle::transport::grpc::Kind;
+use jiff::Timestamp;
 
 use super::*;
 
@@ -284,6 +285,77 @@ fn trust_bundles_and_certificates_of_pods_are_there_without_the_server() {
     assert_eq!(files_with(&node.path(""), &[key]), [""; 0].map(PathBuf::from));
     node.api().go_up();
     wait_phase(&node, "online");
+    node.finish();
+}
+
+/// The time at which a token of the fake API server ends, in seconds since 1970.
+fn token_end(token: &str) -> i64 {
+    let end = token.rsplit('-').next().and_then(|end| end.parse().ok());
+    end.unwrap_or_else(|| panic!("no token of the API server: {token:?}"))
+}
+
+/// Pods are not synced without a cause, so that the renewal is the effect of the return.
+#[test]
+fn expired_tokens_are_mounted_with_one_event_for_each_pod_and_replaced_at_the_return() {
+    const SECONDS: i64 = 10;
+    let mut node = joined(json!({"syncFrequency": "1h"}));
+    node.api().token_seconds(Some(SECONDS));
+    put_objects(&node);
+    for name in ["web", "other"] {
+        let mut manifest = manifest(name);
+        // A second token.
+        push(
+            &mut manifest["spec"]["volumes"],
+            json!({"name": "vault", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 3600}}]}}),
+        );
+        node.bind(&manifest);
+    }
+    ["web", "other"].iter().for_each(|name| drop(node.wait_ready(name)));
+    wait_stored(&node, 2);
+    ["web", "other"].iter().for_each(|name| wait_checked(&node, name));
+    let files: Vec<PathBuf> = ["web", "other"]
+        .iter()
+        .flat_map(|pod| ["token/token", "vault/token"].map(|file| volume(&node, pod, "projected", file)))
+        .collect();
+
+    node.api().go_down();
+    node.stop_agent();
+    let end = Timestamp::now().as_second() + SECONDS;
+    wait_until("the end of all tokens", LONG, || Timestamp::now().as_second() > end);
+    node.cut_power();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    ["web", "other"].iter().for_each(|name| drop(node.wait_ready(name)));
+    let expired: Vec<String> = files.iter().map(|file| read(file)).collect();
+    for token in &expired {
+        assert!(token.starts_with(TOKEN[0]) && token_end(token) <= end, "{token}");
+    }
+    let is_single = |events: &[Value]| events.len() == 1 && events[0]["count"] == 1;
+    for name in ["web", "other"] {
+        let events = wait_pod_events(&node, name, "ExpiredTokenUsed");
+        assert!(is_single(&events), "{events:?}");
+    }
+    let running = ["web", "other"].map(|name| node.running(name));
+
+    node.api().token_seconds(None);
+    node.api().go_up();
+    wait_phase(&node, "online");
+    for (file, expired) in files.iter().zip(&expired) {
+        wait_until(&format!("a new token in {}", file.display()), LONG, || {
+            let token = read(file);
+            token != *expired && token.starts_with(TOKEN[0]) && token_end(&token) > end + SECONDS
+        });
+    }
+    let reported = |name: &str| {
+        let events = node.api().objects("/api/v1/namespaces/default/events");
+        events_of_pod(events, name, "ExpiredTokenUsed")
+    };
+    for name in ["web", "other"] {
+        wait_until("the event to be reported", LONG, || !reported(name).is_empty());
+        assert!(is_single(&reported(name)), "{:?}", reported(name));
+    }
+    assert_eq!(["web", "other"].map(|name| node.running(name)), running, "no container restarts");
     node.finish();
 }
 
