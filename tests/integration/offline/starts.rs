@@ -3,6 +3,8 @@
 use coracle::transport::grpc::Kind;
 use jiff::Timestamp;
 
+use crate::support::node::restarts;
+
 use super::*;
 
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
@@ -356,6 +358,42 @@ fn expired_tokens_are_mounted_with_one_event_for_each_pod_and_replaced_at_the_re
         assert!(is_single(&reported(name)), "{:?}", reported(name));
     }
     assert_eq!(["web", "other"].map(|name| node.running(name)), running, "no container restarts");
+    node.finish();
+}
+
+/// As with a CNI plugin that starts late, or needs the API server.
+#[test]
+fn network_that_is_not_ready_delays_only_pods_with_a_network_of_their_own() {
+    let mut node = joined(json!({}));
+    let mut host = simple("host");
+    host["spec"]["hostNetwork"] = json!(true);
+    node.bind(&host);
+    node.bind(&simple("web"));
+    node.wait_ready("host");
+    node.wait_ready("web");
+    wait_stored_pods(&node, 2);
+    node.fake.set_condition("NetworkReady", false, "NetworkPluginNotReady", "cni plugin not initialized");
+    restart_alone(&mut node);
+    node.wait_ready("host");
+    wait_pod_events(&node, "web", "NetworkNotReady");
+    assert!(!was_requested(&node, "RunPodSandbox", "web"), "{:?}", node.fake.calls());
+    wait_until("the network in the status", LONG, || {
+        let output = node.command(&["status"]);
+        String::from_utf8_lossy(&output.stdout).contains("cni plugin not initialized")
+    });
+
+    node.fake.set_condition("NetworkReady", true, "", "");
+    node.wait_ready("web");
+    // Only that of the power cut: a pod that waits does not count.
+    node.wait_pod("web", "ready after one restart", LONG, |pod| is_ready(pod) && restarts(pod, "main") == 1);
+    assert_eq!(status(&node)["offline"]["phase"], "alone");
+    let running = ["host", "web"].map(|name| node.running(name));
+    node.api().go_up();
+    wait_phase(&node, "online");
+    wait_until("the pods to be reported", LONG, || {
+        ["host", "web"].iter().all(|name| node.shown(name).is_some_and(|pod| is_ready(&pod)))
+    });
+    assert_eq!(["host", "web"].map(|name| node.running(name)), running, "no container restarts");
     node.finish();
 }
 
