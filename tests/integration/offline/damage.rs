@@ -1,0 +1,112 @@
+//! A key, a disk or files of the store that cannot be used while the API server is away: what does not need
+//! them starts, nothing is destroyed, and the rest starts when they can be used again.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::starts::restart_alone;
+use super::*;
+
+/// The files of the store, with their content.
+fn contents(node: &FakeNode, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for file in fs::read_dir(node.root().join("offline")).unwrap().flatten() {
+        let name = file.file_name().to_string_lossy().into_owned();
+        // The agent may replace or remove it at this moment.
+        if is_wanted(&name)
+            && let Ok(content) = fs::read(file.path())
+        {
+            found.insert(name, content);
+        }
+    }
+    found
+}
+
+fn is_sealed(name: &str) -> bool {
+    name.starts_with("secret-") || name.starts_with("token-")
+}
+
+/// Waits until each running pod could start alone.
+fn wait_complete(node: &FakeNode) {
+    wait_until("all pods to be complete in the store", LONG, || {
+        node.command(&["offline", "check"]).status.success()
+    });
+}
+
+fn assert_nothing_damaged(node: &FakeNode) {
+    let list = node.cli(&["offline", "list", "-o", "json"]);
+    let report: Value = serde_json::from_str(&list).unwrap();
+    let stored = report["stored"].as_array().unwrap();
+    assert!(!stored.is_empty() && stored.iter().all(|entry| entry["usable"] == true), "{list}");
+    assert_eq!((&report["damagedFiles"], &report["damaged"]), (&json!(0), &Value::Null), "{list}");
+}
+
+/// Such as the key of another node, on a medium that was exchanged.
+#[test]
+fn wrong_key_holds_back_pods_with_secrets_and_destroys_no_stored_object() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    node.bind(&simple("plain"));
+    node.wait_ready("plain");
+    wait_stored(&node, 2);
+    wait_complete(&node);
+    let path = node.root().join("offline/key");
+    let right = fs::read(&path).unwrap();
+    let other = format!("{}\n", "ab".repeat(32));
+    let put = |key: Option<(&[u8], u32)>| match key {
+        None => fs::remove_file(&path).unwrap(),
+        Some((content, mode)) => {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    let sealed = contents(&node, is_sealed);
+    assert!(sealed.len() >= 2, "a Secret and a token: {:?}", sealed.keys());
+
+    let keys: [(&str, Option<(&[u8], u32)>); 4] = [
+        ("another key", Some((other.as_bytes(), 0o600))),
+        ("no key", Some((&right[..32], 0o600))),
+        ("a key that other users can read", Some((right.as_slice(), 0o644))),
+        ("a key that is missing", None),
+    ];
+    for (name, key) in keys {
+        put(key);
+        restart_alone(&mut node);
+        node.wait_ready("plain");
+        let report = status(&node);
+        assert_eq!(report["offline"]["seal"], "noKey", "{name}: {report}");
+        assert!(report["problems"].to_string().contains("the key cannot be used"), "{name}: {report}");
+        let list = node.cli(&["offline", "list"]);
+        let reason = format!("the key file {} cannot be used", path.display());
+        assert!(list.contains(&reason), "{name}: {list}");
+        let check = node.command(&["offline", "check", "-o", "json"]);
+        assert_eq!(check.status.code(), Some(6), "{name}: {check:?}");
+        let missing = String::from_utf8_lossy(&check.stdout).into_owned();
+        assert!(missing.contains("sealed, and the key cannot be used"), "{name}: {missing}");
+        wait_pod_events(&node, "web", "FailedMount");
+        assert!(!was_requested(&node, "CreateContainer", "web"), "{name}: {:?}", node.fake.calls());
+        assert!(contents(&node, is_sealed) == sealed, "{name}: sealed objects have changed");
+        assert_nothing_damaged(&node);
+    }
+
+    // With the API server, all pods run, and what is sealed stays, although it cannot be read.
+    put(Some((other.as_bytes(), 0o600)));
+    node.stop_agent();
+    node.cut_power();
+    node.api().go_up();
+    node.start_agent();
+    wait_phase(&node, "online");
+    node.wait_ready("web");
+    assert!(contents(&node, is_sealed) == sealed, "sealed objects have changed");
+
+    put(Some((right.as_slice(), 0o600)));
+    restart_alone(&mut node);
+    node.wait_ready("web");
+    assert_eq!(read(&volume(&node, "web", "secret", "login/pw")), CANARY[0]);
+    assert_eq!(status(&node)["offline"]["seal"], "sealed");
+    let running = node.running("web");
+    node.api().go_up();
+    wait_phase(&node, "online");
+    assert_eq!(node.running("web"), running);
+    node.finish();
+}
