@@ -2,9 +2,11 @@
 //! them starts, nothing is destroyed, and the rest starts when they can be used again.
 
 use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-use super::starts::restart_alone;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use super::starts::{read_lossy, restart_alone};
 use super::*;
 
 /// The files of the store, with their content.
@@ -108,5 +110,122 @@ fn wrong_key_holds_back_pods_with_secrets_and_destroys_no_stored_object() {
     node.api().go_up();
     wait_phase(&node, "online");
     assert_eq!(node.running("web"), running);
+    node.finish();
+}
+
+fn make_empty(path: &Path) {
+    fs::write(path, "").unwrap();
+}
+
+fn truncate(path: &Path) {
+    let content = fs::read(path).unwrap();
+    fs::write(path, &content[..content.len() / 2]).unwrap();
+}
+
+fn make_zeros(path: &Path) {
+    let content = fs::read(path).unwrap();
+    fs::write(path, vec![0; content.len()]).unwrap();
+}
+
+fn flip_bit(path: &Path) {
+    let mut content = fs::read(path).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 0x10;
+    fs::write(path, content).unwrap();
+}
+
+fn make_directory(path: &Path) {
+    fs::remove_file(path).unwrap();
+    fs::create_dir(path).unwrap();
+}
+
+fn make_pipe(path: &Path) {
+    fs::remove_file(path).unwrap();
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+fn make_dangling_link(path: &Path) {
+    fs::remove_file(path).unwrap();
+    symlink("/nonexistent/file", path).unwrap();
+}
+
+/// What happens to a file.
+const DAMAGES: [(&str, fn(&Path)); 7] = [
+    ("empty", make_empty),
+    ("truncated", truncate),
+    ("zeros", make_zeros),
+    ("another bit", flip_bit),
+    ("a directory", make_directory),
+    ("a pipe", make_pipe),
+    ("a dangling link", make_dangling_link),
+];
+
+fn uid(node: &FakeNode, pod: &str) -> String {
+    node.shown(pod).and_then(|pod| pod.metadata.uid).expect("the pod has a UID")
+}
+
+/// All kinds of objects but the Node object are damaged in the same way at one start; with its damage no pod
+/// of the API server starts alone.
+#[test]
+fn damaged_objects_hold_back_only_pods_that_need_them_while_the_server_is_away() {
+    const PODS: [&str; 4] = ["web", "lost", "plain", "counted"];
+    let mut node = joined(json!({}));
+    node.api().put(KUBERNETES, json!({"spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 443}]}}));
+    put_objects(&node);
+    node.bind(&manifest("web"));
+    let mut lost = manifest("lost");
+    push(&mut lost["spec"]["volumes"], json!({"name": "data", "emptyDir": {}}));
+    node.bind(&lost);
+    ["plain", "counted"].iter().for_each(|name| node.bind(&simple(name)));
+    PODS.iter().for_each(|name| drop(node.wait_ready(name)));
+    let data = volume(&node, "lost", "empty-dir", "data/file");
+    fs::write(&data, "content").unwrap();
+    let [lost, counted] = ["lost", "counted"].map(|name| uid(&node, name));
+
+    for (name, damage) in DAMAGES {
+        wait_stored(&node, 4);
+        wait_until("the UID of the cluster to be stored", LONG, || {
+            status(&node)["offline"]["objects"]["cluster"] == json!(1)
+        });
+        wait_complete(&node);
+        node.stop_agent();
+        let mut damaged = BTreeSet::new();
+        for file in fs::read_dir(node.root().join("offline")).unwrap().flatten() {
+            let file_name = file.file_name().to_string_lossy().into_owned();
+            let kind = file_name.split('-').next().unwrap_or_default().to_owned();
+            let is_chosen = match kind.as_str() {
+                "configmap" | "secret" | "token" | "services" | "cluster" => true,
+                "pod" => read_lossy(&file.path()).contains(&lost),
+                "podstatus" => read_lossy(&file.path()).contains(&counted),
+                _ => false,
+            };
+            if is_chosen {
+                damage(&file.path());
+                damaged.insert(kind);
+            }
+        }
+        let kinds = ["cluster", "configmap", "pod", "podstatus", "secret", "services", "token"];
+        assert!(damaged.iter().eq(kinds.iter()), "{name}: {damaged:?}");
+
+        restart_alone(&mut node);
+        node.wait_ready("plain");
+        node.wait_ready("counted");
+        wait_pod_events(&node, "web", "FailedMount");
+        wait_event(&node, "UnusableStateFile");
+        for pod in ["web", "lost"] {
+            assert!(!was_requested(&node, "CreateContainer", pod), "{name}: {:?}", node.fake.calls());
+        }
+        assert!(status(&node)["offline"]["damagedFiles"].as_u64() > Some(0), "{name}: {}", status(&node));
+        assert_eq!(read(&data), "content", "{name}");
+        let running = ["plain", "counted"].map(|pod| node.running(pod));
+
+        // The server sends all of it again.
+        node.api().go_up();
+        wait_phase(&node, "online");
+        PODS.iter().for_each(|pod| drop(node.wait_ready(pod)));
+        assert_eq!(["plain", "counted"].map(|pod| node.running(pod)), running, "{name}: containers restart");
+        assert_eq!(read(&volume(&node, "web", "secret", "login/pw")), CANARY[0], "{name}");
+        assert_eq!(read(&data), "content", "{name}");
+    }
     node.finish();
 }
