@@ -32,14 +32,19 @@ const CANARY: [&str; 2] = ["canary-5f2c9e7ab1d", "Y2FuYXJ5LTVmMmM5ZTdhYjFk"];
 /// How every token of the fake API server begins; also in base64.
 const TOKEN: [&str; 2] = ["token-of-default-", "dG9rZW4tb2YtZGVmYXVs"];
 
-/// A ready node of a cluster, with `--offline`.
-fn joined(config: Value) -> FakeNode {
+/// A node of a cluster, with `--offline`, whose agent does not run yet.
+fn prepared(config: Value) -> FakeNode {
     let mut node = FakeNode::prepare(config);
     let api = FakeApi::start();
     let cluster = json!({"server": api.url()});
     node.join_cluster(api, cluster);
     node.add_flags(&["--offline", "--offline-wait=1s"]);
-    node.start_joined()
+    node
+}
+
+/// The same, when it is ready.
+fn joined(config: Value) -> FakeNode {
+    prepared(config).start_joined()
 }
 
 fn settings(text: &str) -> Value {

@@ -3,6 +3,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -227,5 +228,92 @@ fn damaged_objects_hold_back_only_pods_that_need_them_while_the_server_is_away()
         assert_eq!(read(&volume(&node, "web", "secret", "login/pw")), CANARY[0], "{name}");
         assert_eq!(read(&data), "content", "{name}");
     }
+    node.finish();
+}
+
+/// A small file system as root directory. Dropping it unmounts it.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None`: there is no private mount namespace.
+    fn mount(node: &FakeNode) -> Option<SmallDisk> {
+        if std::env::var_os("E2E_DIR").is_none() {
+            eprintln!("skipped: no namespace of its own; run through tests/run integration");
+            return None;
+        }
+        let root = node.root();
+        fs::create_dir_all(&root).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs"]).arg(&root);
+        assert!(mount.status().unwrap().success());
+        Some(SmallDisk(root))
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    /// Fills it to the last page.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.filler()).unwrap();
+        std::io::copy(&mut std::io::repeat(1), &mut file).expect_err("the disk is full");
+    }
+
+    fn clear(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        // The node could not remove its directory with the mount in it.
+        let _ = self.0.parent().map(fs::remove_dir_all);
+    }
+}
+
+/// Statuses of the time alone cannot be stored, and volumes on the disk perhaps not be written.
+#[test]
+fn full_disk_damages_no_stored_object_and_pods_start_alone_or_name_it() {
+    const PODS: [&str; 2] = ["web", "plain"];
+    let node = prepared(json!({}));
+    let Some(disk) = SmallDisk::mount(&node) else { return };
+    let mut node = node.start_joined();
+    run_pods(&node, &["web"]);
+    node.bind(&simple("plain"));
+    node.wait_ready("plain");
+    wait_stored(&node, 2);
+    wait_complete(&node);
+    node.stop_agent();
+    node.cut_power();
+    let is_compared =
+        |name: &str| name.contains('-') && !name.contains('.') && !name.starts_with("podstatus-");
+    let stored = contents(&node, is_compared);
+    assert!(stored.len() >= 6, "{:?}", stored.keys());
+
+    disk.fill();
+    restart_alone(&mut node);
+    let names_disk = |pod: &str| {
+        let output = node.command(&["describe", pod]);
+        String::from_utf8_lossy(&output.stdout).contains("No space left on device")
+    };
+    for pod in PODS {
+        wait_until(&format!("pod {pod} to run or to name the full disk"), LONG, || {
+            !node.running(pod).is_empty() || names_disk(pod)
+        });
+    }
+    assert!(contents(&node, is_compared) == stored, "stored objects have changed");
+    assert_nothing_damaged(&node);
+
+    disk.clear();
+    PODS.iter().for_each(|pod| drop(node.wait_ready(pod)));
+    assert_eq!(status(&node)["offline"]["phase"], "alone");
+    assert_eq!(read(&volume(&node, "web", "secret", "login/pw")), CANARY[0]);
+    let running = PODS.map(|pod| node.running(pod));
+    node.api().go_up();
+    wait_phase(&node, "online");
+    assert_eq!(PODS.map(|pod| node.running(pod)), running, "no container restarts");
+    // What could not be written is written.
+    wait_until("the end of all problems", LONG, || status(&node)["offline"]["problems"] == json!([]));
     node.finish();
 }
