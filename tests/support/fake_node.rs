@@ -66,6 +66,8 @@ pub(crate) struct FakeNode {
     flags: Vec<String>,
     environment: Vec<(String, String)>,
     clock: Option<Clock>,
+    /// See [`FakeNode::use_name_files`].
+    name_files: Option<PathBuf>,
     /// Another build of the agent for the next starts and commands.
     program: Option<PathBuf>,
     read_only: u16,
@@ -105,6 +107,7 @@ impl FakeNode {
             flags: Vec::new(),
             environment: Vec::new(),
             clock: None,
+            name_files: None,
             program: None,
             read_only: free_port(),
             healthz: free_port(),
@@ -177,6 +180,12 @@ impl FakeNode {
     /// Gives the next agents their own clock.
     pub(crate) fn use_own_clock(&mut self) {
         self.clock = Some(Clock::new(self.dir.path()));
+    }
+
+    /// Gives the next agents the files `hosts` and `resolv.conf` of this directory in the place of those of
+    /// `/etc`. Their other mounts are not seen from outside. Takes root.
+    pub(crate) fn use_name_files(&mut self, directory: PathBuf) {
+        self.name_files = Some(directory);
     }
 
     /// The next starts and commands are of this build of the agent.
@@ -324,7 +333,10 @@ impl FakeNode {
         command.args(&self.flags);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.envs(self.clock.iter().flat_map(Clock::environment));
-        command
+        match &self.name_files {
+            Some(directory) => launch::with_name_files(&command, directory),
+            None => command,
+        }
     }
 
     fn log_file(&self, start: u32) -> PathBuf {

@@ -134,9 +134,22 @@ pub(crate) fn local_socket(dir: &Path) -> PathBuf {
 
 /// The same command with another `/var/lib/kubelet`.
 pub(crate) fn with_kubelet_place(command: &Command, place: &Path) -> Command {
-    let script = "mount --bind \"$0\" /var/lib/kubelet && exec \"$@\"";
+    with_own_mounts(command, "mount --bind \"$0\" /var/lib/kubelet && exec \"$@\"", place)
+}
+
+/// The same command with the files `hosts` and `resolv.conf` of a directory in `/etc`.
+pub(crate) fn with_name_files(command: &Command, directory: &Path) -> Command {
+    let script = "mount --bind \"$0/hosts\" /etc/hosts && \
+                  { [ ! -e /etc/resolv.conf ] || mount --bind \"$0/resolv.conf\" /etc/resolv.conf; } && \
+                  exec \"$@\"";
+    with_own_mounts(command, script, directory)
+}
+
+/// The same command in a mount namespace of its own, which a script prepares: `$0` is this path, and `$@` the
+/// command.
+fn with_own_mounts(command: &Command, script: &str, path: &Path) -> Command {
     let mut other = Command::new("unshare");
-    other.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(place);
+    other.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(path);
     other.arg(command.get_program()).args(command.get_args());
     let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     other.envs(set);

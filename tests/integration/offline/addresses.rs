@@ -1,8 +1,11 @@
-//! Addresses of the machine that change while the API server is away.
+//! Addresses of the machine and of the API server that change while the node is alone.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
 
 use coracle::model::api::Pod;
+
+use crate::support::relay::{Profile, Relay};
 
 use super::starts::{node_path, restart_alone, wait_stored_pods};
 use super::*;
@@ -131,4 +134,76 @@ fn wait_reported_address(node: &FakeNode, address: &str) {
         let shown = object["status"]["addresses"].as_array().cloned().unwrap_or_default();
         shown.iter().any(|shown| shown["type"] == "InternalIP" && shown["address"] == address)
     });
+}
+
+/// The name of an API server whose address changes.
+const SERVER_NAME: &str = "api.cluster.test";
+
+/// Passes connections to an address on to the API server, which has the same port of another one.
+fn forward(address: Ipv4Addr, port: u16) -> Relay {
+    let listener = TcpListener::bind((address, port)).unwrap();
+    Relay::serve_on(vec![listener], SocketAddr::from((Ipv4Addr::LOCALHOST, port)), Profile::QUICK)
+}
+
+/// As with DNS that a router on the way has: it is away together with the API server.
+#[test]
+fn server_whose_name_is_away_and_has_another_address_then_takes_the_node_back() {
+    const ADDRESSES: [Ipv4Addr; 3] =
+        [Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3), Ipv4Addr::new(127, 0, 0, 4)];
+    // The names of the machine itself must not change.
+    if std::env::var_os("E2E_DIR").is_none() {
+        eprintln!("left out: no mount namespace of our own");
+        return;
+    }
+    let mut node = FakeNode::prepare(json!({}));
+    let files = node.path("etc");
+    fs::create_dir(&files).unwrap();
+    // No server is there.
+    fs::write(files.join("resolv.conf"), "nameserver 127.0.0.9\noptions timeout:1 attempts:1\n").unwrap();
+    let hosts = files.join("hosts");
+    let set_address = |address: Option<Ipv4Addr>| {
+        let line = address.map(|address| format!("{address} {SERVER_NAME}\n")).unwrap_or_default();
+        // In place, because the file is mounted.
+        fs::write(&hosts, line).unwrap();
+    };
+    let api = FakeApi::start();
+    let port = api.port;
+    set_address(Some(ADDRESSES[0]));
+    let first = forward(ADDRESSES[0], port);
+    node.join_cluster(api, json!({"server": format!("http://{SERVER_NAME}:{port}")}));
+    node.add_flags(&["--offline", "--offline-wait=1s"]);
+    node.use_name_files(files);
+    let mut node = node.start_joined();
+    node.bind(&simple("web"));
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+
+    set_address(None);
+    drop(first);
+    node.stop_agent();
+    node.cut_power();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    node.wait_ready("web");
+    let running = node.running("web");
+
+    let second = forward(ADDRESSES[1], port);
+    set_address(Some(ADDRESSES[1]));
+    wait_phase(&node, "online");
+    wait_until("the status to be reported", LONG, || {
+        let shown = node.shown("web");
+        shown.is_some_and(|pod| is_ready(&pod) && running["main"] == [container_id(&pod, "main")])
+    });
+    assert!(second.traffic(0).opened > 0, "by the new address only");
+
+    // Also without a start of the agent.
+    set_address(None);
+    drop(second);
+    let third = forward(ADDRESSES[2], port);
+    set_address(Some(ADDRESSES[2]));
+    node.bind(&simple("late"));
+    node.wait_ready("late");
+    assert!(third.traffic(0).opened > 0);
+    assert_eq!(node.running("web"), running, "no container restarts");
+    node.finish();
 }
