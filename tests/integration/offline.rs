@@ -19,6 +19,7 @@ use crate::support::tls_front::{Authority, TlsFront};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 mod addresses;
+mod clocks;
 mod damage;
 mod starts;
 
