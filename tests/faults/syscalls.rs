@@ -1,12 +1,12 @@
 //! SIGKILL between the system calls by which an agent changes the node's files and mounts:
-//! strace kills it at the first such call, at the second, and so on, until the work is done
+//! strace kills it at the first call of each kind, at the second, and so on, until the work is done
 //! before that call. The next agent completes the work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::fake_node::{FakeNode, LONG};
@@ -20,7 +20,7 @@ const BENEATH: &str = "mkdirat,mount,umount2,unlinkat,renameat,renameat2,symlink
 /// System calls that change other files: the kept manifests, the logs, the pod's hosts file.
 const ELSEWHERE: &str = "?mkdir,?rmdir,?unlink,?rename,?symlink,?link,?chmod,fsync,fdatasync";
 
-/// No start and no removal of a pod needs so many.
+/// No start and no removal of a pod needs so many of one kind.
 const MOST: usize = 150;
 
 /// How long a start or an end may take under a tracer.
@@ -29,7 +29,7 @@ const TRACED: Duration = Duration::from_secs(150);
 /// Cases at a time: each is an agent and a tracer, which mostly wait.
 const AT_ONCE: usize = 16;
 
-/// Attaches to an agent and kills it at a thread's `call`-th system call of the list.
+/// Attaches to an agent and kills it at a thread's `call`-th system call of this kind.
 fn kill_at(node: &FakeNode, calls: &str, call: usize) -> Child {
     let pid = node.pid();
     let tracer = Command::new("strace")
@@ -149,26 +149,51 @@ fn end(node: &mut FakeNode, tracer: &mut Child, killed: bool) {
     node.start_agent();
 }
 
-/// Increases the number of the call until an agent completes its work before that call.
-fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<String> {
-    let (next, end) = (AtomicUsize::new(1), AtomicUsize::new(MOST));
-    let (next, end, run) = (&next, &end, &run);
+/// The cases of one kind of system call. strace counts each kind on its own: with several at once, only
+/// calls of the most frequent one would be fatal.
+struct Kind {
+    call: &'static str,
+    next: usize,
+    end: usize,
+}
+
+/// The next case: a kind of system call, and which of them is fatal. All first ones come before the second
+/// ones, so that it is known soon which kinds there are.
+fn take_case(kinds: &mut [Kind]) -> Option<(&'static str, usize)> {
+    let kind = kinds.iter_mut().filter(|kind| kind.next <= kind.end).min_by_key(|kind| kind.next)?;
+    kind.next += 1;
+    Some((kind.call, kind.next - 1))
+}
+
+/// For each kind of system call, increases the number until an agent completes its work before that call.
+fn every_call(
+    what: &str,
+    calls: &'static str,
+    run: impl Fn(&str, usize) -> Option<String> + Sync,
+) -> Vec<String> {
+    let kinds: Vec<Kind> = calls.split(',').map(|call| Kind { call, next: 1, end: MOST }).collect();
+    let kinds = Mutex::new(kinds);
+    let (cases, run) = (&kinds, &run);
     let (places, failures): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..AT_ONCE)
             .map(|_| {
                 scope.spawn(move || {
                     let (mut places, mut failures) = (Vec::new(), Vec::new());
                     loop {
-                        // Before a call is chosen: a thread that waits for a slot notices the end meanwhile.
+                        // Before a case is chosen: a thread that waits for a slot notices the end meanwhile.
                         let _slot = crate::CaseSlot::take();
-                        let call = next.fetch_add(1, Ordering::Relaxed);
-                        if call > end.load(Ordering::Relaxed) {
-                            return (places, failures);
-                        }
-                        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(call))) {
-                            Ok(Some(place)) => places.push(format!("{call}: {place}")),
-                            Ok(None) => drop(end.fetch_min(call, Ordering::Relaxed)),
-                            Err(panic) => failures.push(format!("call {call}: {}", crate::message(&*panic))),
+                        let case = take_case(&mut cases.lock().unwrap());
+                        let Some((call, number)) = case else { return (places, failures) };
+                        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(call, number))) {
+                            Ok(Some(place)) => places.push(format!("{number}: {place}")),
+                            Ok(None) => {
+                                let mut kinds = cases.lock().unwrap();
+                                let ended = kinds.iter_mut().filter(|kind| kind.call == call);
+                                ended.for_each(|kind| kind.end = kind.end.min(number));
+                            }
+                            Err(panic) => {
+                                failures.push(format!("{call} {number}: {}", crate::message(&*panic)));
+                            }
                         }
                     }
                 })
@@ -179,17 +204,24 @@ fn every_call(what: &str, run: impl Fn(usize) -> Option<String> + Sync) -> Vec<S
     let failures = failures.concat();
     assert!(failures.is_empty(), "{what}: {} failed:\n{}", failures.len(), failures.join("\n"));
     let places = places.concat();
-    assert!(end.load(Ordering::Relaxed) < MOST, "{what}: more than {MOST} system calls: {places:#?}");
+    for kind in kinds.into_inner().unwrap() {
+        assert!(kind.end < MOST, "{what}: more than {MOST} calls of {}: {places:#?}", kind.call);
+    }
     print_line(&format!("kills: {} system calls that change {what}; all passed", places.len()));
     places
 }
 
 /// Runs all cases of a kind and asserts that kills at these calls were among them.
-fn check(what: &str, run: impl Fn(usize) -> Option<String> + Sync, among: &[&str]) {
+fn check(
+    what: &str,
+    calls: &'static str,
+    run: impl Fn(&str, usize) -> Option<String> + Sync,
+    among: &[&str],
+) {
     if !rustix::process::geteuid().is_root() {
         return print_line("kills between system calls: skipped, because mounting is for root");
     }
-    let places = every_call(what, run);
+    let places = every_call(what, calls, run);
     for call in among {
         assert!(places.iter().any(|place| place.contains(call)), "no kill at {call}: {places:#?}");
     }
@@ -197,20 +229,20 @@ fn check(what: &str, run: impl Fn(usize) -> Option<String> + Sync, among: &[&str
 
 #[test]
 fn agent_killed_at_each_volume_syscall_of_a_start_recovers() {
-    check("volumes in a start", |call| during_a_start(BENEATH, call), &["mkdirat(", "mount(", "fchmod("]);
+    check("volumes in a start", BENEATH, during_a_start, &["mkdirat(", "mount(", "fchmod("]);
 }
 
 #[test]
 fn agent_killed_at_each_volume_syscall_of_a_removal_recovers() {
-    check("volumes in an end", |call| during_an_end(BENEATH, call), &["umount2(", "unlinkat("]);
+    check("volumes in an end", BENEATH, during_an_end, &["umount2(", "unlinkat("]);
 }
 
 #[test]
 fn agent_killed_at_each_file_syscall_of_a_start_recovers() {
-    check("files in a start", |call| during_a_start(ELSEWHERE, call), &["rename(", "mkdir("]);
+    check("files in a start", ELSEWHERE, during_a_start, &["rename(", "mkdir("]);
 }
 
 #[test]
 fn agent_killed_at_each_file_syscall_of_a_removal_recovers() {
-    check("files in an end", |call| during_an_end(ELSEWHERE, call), &["unlink("]);
+    check("files in an end", ELSEWHERE, during_an_end, &["unlink("]);
 }
