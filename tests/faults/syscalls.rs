@@ -4,12 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
+use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG};
+use crate::support::node::simple;
 use crate::support::process_usage::mounts_below;
 use crate::support::wait::{wait_for, wait_until};
 use crate::{RICH, print_line, rich};
@@ -20,6 +24,10 @@ const BENEATH: &str = "mkdirat,mount,umount2,unlinkat,renameat,renameat2,symlink
 /// System calls that change other files: the kept manifests, the logs, the pod's hosts file.
 const ELSEWHERE: &str = "?mkdir,?rmdir,?unlink,?rename,?symlink,?link,?chmod,fsync,fdatasync";
 
+/// System calls that change files of the store of `--offline`, or make them permanent: of its one writer.
+const IN_THE_STORE: &str =
+    "?mkdir,mkdirat,write,fchmod,fsync,fdatasync,?rename,renameat,renameat2,?unlink,unlinkat";
+
 /// No start and no removal of a pod needs so many of one kind.
 const MOST: usize = 150;
 
@@ -29,29 +37,53 @@ const TRACED: Duration = Duration::from_secs(150);
 /// Cases at a time: each is an agent and a tracer, which mostly wait.
 const AT_ONCE: usize = 16;
 
-/// Attaches to an agent and kills it at a thread's `call`-th system call of this kind.
-fn kill_at(node: &FakeNode, calls: &str, call: usize) -> Child {
-    let pid = node.pid();
-    let tracer = Command::new("strace")
-        .args(["-f", "-qq", "-e", &format!("trace={calls}")])
+/// Starts a tracer of these threads that kills their process at a thread's `call`-th system call of
+/// this kind.
+fn start_tracer(node: &FakeNode, threads: &[&str], calls: &str, call: usize) -> Child {
+    Command::new("strace")
+        .args(["-qq", "-e", &format!("trace={calls}")])
         .args(["-e", &format!("inject={calls}:signal=KILL:when={call}")])
         .arg("-o")
         .arg(node.path("trace"))
-        .args(["-p", &pid.to_string()])
+        .args(threads)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .expect("strace is there: tests/run installs it");
+        .expect("strace is there: tests/run installs it")
+}
+
+/// Attaches to an agent and kills it at a thread's `call`-th system call of this kind.
+fn kill_at(node: &FakeNode, calls: &str, call: usize) -> Child {
+    let pid = node.pid();
+    let tracer = start_tracer(node, &["-f", "-p", &pid.to_string()], calls, call);
     wait_until("strace to hold every thread", LONG, || all_traced(pid));
+    tracer
+}
+
+/// As [`kill_at`], of one thread only.
+fn kill_thread_at(node: &FakeNode, name: &str, calls: &str, call: usize) -> Child {
+    let tasks = PathBuf::from(format!("/proc/{}/task", node.pid()));
+    let thread =
+        wait_for(&format!("the thread {name}"), LONG, || {
+            std::fs::read_dir(&tasks).ok()?.flatten().map(|task| task.path()).find(|task| {
+                std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+            })
+        });
+    let id = thread.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let tracer = start_tracer(node, &["-p", &id], calls, call);
+    wait_until("strace to hold the thread", LONG, || is_traced(&thread));
     tracer
 }
 
 fn all_traced(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    tasks.flatten().all(|task| {
-        std::fs::read_to_string(task.path().join("status")).is_ok_and(|status| status.lines().any(is_tracer))
-    })
+    tasks.flatten().all(|task| is_traced(&task.path()))
+}
+
+/// Whether a tracer holds the thread with this directory below `/proc`.
+fn is_traced(task: &Path) -> bool {
+    std::fs::read_to_string(task.join("status")).is_ok_and(|status| status.lines().any(is_tracer))
 }
 
 fn is_tracer(line: &str) -> bool {
@@ -70,6 +102,13 @@ fn fatal_call(trace: &Path, call: usize) -> String {
     }
     let found = threads.values().find_map(|calls| calls.get(call - 1));
     found.map_or("?", |text| text.split(" <unfinished").next().unwrap_or("?")).to_owned()
+}
+
+/// The same of a trace of one thread.
+fn fatal_call_of_thread(trace: &Path, call: usize) -> String {
+    let text = std::fs::read_to_string(trace).unwrap_or_default();
+    let mut calls = text.lines().filter(|line| !line.starts_with(['+', '-', '<']));
+    calls.nth(call - 1).and_then(|line| line.split(" <unfinished").next()).unwrap_or("?").to_owned()
 }
 
 fn is_dead(pid: u32) -> bool {
@@ -245,4 +284,125 @@ fn agent_killed_at_each_file_syscall_of_a_start_recovers() {
 #[test]
 fn agent_killed_at_each_file_syscall_of_a_removal_recovers() {
     check("files in an end", ELSEWHERE, during_an_end, &["unlink("]);
+}
+
+/// Two versions of a ConfigMap and a Secret: a part of the text, the same in base64, and how often it is there.
+const VERSIONS: [(&str, &str, usize); 2] = [("111", "MTEx", 1), ("222", "MjIy", 5000)];
+
+fn put_version(node: &FakeNode, (text, base64, times): (&str, &str, usize)) {
+    let path = |kind: &str, name: &str| format!("/api/v1/namespaces/default/{kind}/{name}");
+    node.api().put(&path("configmaps", "settings"), json!({"data": {"text": text.repeat(times)}}));
+    let login = json!({"type": "Opaque", "data": {"pw": base64.repeat(times)}});
+    node.api().put(&path("secrets", "login"), login);
+}
+
+/// A pod with both objects and a token.
+fn with_objects(name: &str) -> Value {
+    let mut pod = simple(name);
+    pod["spec"]["serviceAccountName"] = json!("default");
+    let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}});
+    pod["spec"]["volumes"] = json!([
+        {"name": "settings", "configMap": {"name": "settings"}},
+        {"name": "login", "secret": {"secretName": "login"}},
+        {"name": "token", "projected": {"sources": [token]}},
+    ]);
+    pod
+}
+
+/// The part of the status about the store; null while the agent does not respond.
+fn store_status(node: &FakeNode) -> Value {
+    let output = node.command(&["status", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    report["offline"].clone()
+}
+
+/// Whether the pod could start without the API server.
+fn is_complete(node: &FakeNode, pod: &str) -> bool {
+    node.command(&["offline", "check", pod]).status.success()
+}
+
+/// The texts of both objects in the volumes of a pod.
+fn object_texts(node: &FakeNode, pod: &str) -> [String; 2] {
+    let uid = node.shown(pod).and_then(|pod| pod.metadata.uid).expect("the API server has the pod");
+    let volumes = node.root().join("pods").join(uid).join("volumes");
+    let files = ["kubernetes.io~configmap/settings/text", "kubernetes.io~secret/login/pw"];
+    files.map(|file| std::fs::read_to_string(volumes.join(file)).unwrap_or_default())
+}
+
+/// Kills an agent at the `call`-th such system call of the writer of the store, while it stores another version
+/// of a pod's objects and a new pod. Then the machine starts without the API server.
+fn during_writes_of_the_store(calls: &str, call: usize) -> Option<String> {
+    let mut node = FakeNode::prepare(json!({}));
+    let api = FakeApi::start();
+    let cluster = json!({"server": api.url()});
+    node.join_cluster(api, cluster);
+    node.add_flags(&["--offline", "--offline-wait=1s"]);
+    let mut node = node.start_joined();
+    put_version(&node, VERSIONS[0]);
+    node.bind(&with_objects("web"));
+    node.wait_ready("web");
+    wait_until("the pod to be complete in the store", LONG, || is_complete(&node, "web"));
+
+    let mut tracer = kill_thread_at(&node, "offline", calls, call);
+    let pid = node.pid();
+    put_version(&node, VERSIONS[1]);
+    node.bind(&with_objects("late"));
+    let has_version = |report: &Value, kind: &str| {
+        let bytes = report["kindBytes"][kind].as_u64().unwrap_or(0);
+        bytes > VERSIONS[1].2 as u64
+    };
+    let killed = wait_for("the writes or the kill", TRACED, || {
+        let dead = is_dead(pid);
+        let report = if dead { Value::Null } else { store_status(&node) };
+        let is_stored = ["configmap", "secret"].iter().all(|kind| has_version(&report, kind));
+        (dead || (is_stored && is_complete(&node, "late"))).then_some(dead)
+    });
+    if !killed {
+        let _ = tracer.kill();
+    }
+    let _ = tracer.wait();
+    let trace = node.path("trace");
+    let place = killed.then(|| fatal_call_of_thread(&trace, call));
+
+    node.api().go_down();
+    node.cut_power();
+    node.start_agent();
+    wait_until("the node to be alone", LONG, || store_status(&node)["phase"] == "alone");
+    let versions = VERSIONS.map(|(text, _, times)| text.repeat(times));
+    let assert_whole = |pod: &str| {
+        node.wait_ready(pod);
+        for text in object_texts(&node, pod) {
+            assert!(versions.contains(&text), "pod {pod}: {} bytes, {text:.9}", text.len());
+        }
+    };
+    // All of it was stored before.
+    assert_whole("web");
+    if is_complete(&node, "late") {
+        assert_whole("late");
+    } else {
+        assert!(node.running("late").is_empty(), "it runs with a part of its objects");
+    }
+    let report = store_status(&node);
+    assert_eq!((&report["problems"], &report["damagedFiles"]), (&json!([]), &json!(0)), "{report}");
+
+    node.api().go_up();
+    wait_until("the API server's pods to count", LONG, || store_status(&node)["phase"] == "online");
+    for pod in ["web", "late"] {
+        node.wait_ready(pod);
+        wait_until("the last version", LONG, || {
+            object_texts(&node, pod).iter().all(|text| *text == versions[1])
+        });
+    }
+    node.finish();
+    place
+}
+
+#[test]
+fn node_starts_alone_with_whole_objects_after_a_kill_at_each_syscall_of_the_store() {
+    check(
+        "stored objects",
+        IN_THE_STORE,
+        during_writes_of_the_store,
+        &["write(", "fchmod(", "fsync(", "rename("],
+    );
 }
