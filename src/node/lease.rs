@@ -60,6 +60,8 @@ pub(super) struct LeaseRenewer {
     /// Whether other nodes probably send the next renewal in the same second: it is the first one, or the API
     /// server was away since the last one.
     is_common: bool,
+    /// Whether the last turn was a long one.
+    was_long: bool,
     report: Option<LeaseReport>,
 }
 
@@ -75,7 +77,16 @@ pub struct LeaseReport {
 impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
         let failures = Failures::default();
-        LeaseRenewer { name, seconds, api, lease: None, failures, is_common: true, report: None }
+        LeaseRenewer {
+            name,
+            seconds,
+            api,
+            lease: None,
+            failures,
+            is_common: true,
+            was_long: false,
+            report: None,
+        }
     }
 
     /// Reports each attempt.
@@ -118,9 +129,12 @@ impl LeaseRenewer {
         }
     }
 
-    /// Takes the time into account that a turn needed.
+    /// Takes the time into account that a turn needed. Only the first of several long turns counts: a server
+    /// that is slow, or a network that loses each idle connection, must not get more renewals because of it.
     fn note_duration(&mut self, duration: Duration) {
-        self.is_common |= duration >= LONG_TURN;
+        let is_long = duration >= LONG_TURN;
+        self.is_common |= is_long && !self.was_long;
+        self.was_long = is_long;
     }
 
     /// Reports an attempt that began at this [`boot_time`].
@@ -557,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn next_wait_is_random_after_a_long_turn_and_usual_after_a_repeated_attempt() {
+    fn next_wait_is_random_after_the_first_long_turn_and_usual_after_a_repeated_attempt() {
         let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
         let outcome = turn(&mut renewer, 2);
         let mut next = |duration: Duration| {
@@ -567,6 +581,8 @@ mod tests {
         // The first one is that of a start.
         let short = LONG_TURN - Duration::from_millis(1);
         assert_eq!([short, short, LONG_TURN, short].map(&mut next), [1, 10, 1, 10]);
+        // A server that is slow for long.
+        assert_eq!([LONG_TURN, LONG_TURN, LONG_TURN, short, LONG_TURN].map(&mut next), [1, 10, 10, 10, 1]);
         // A connection that was broken.
         let responses = vec![Err(NodeErrorKind::Other), Ok(lease("2", "u"))];
         let (outcome, _) = check(&mut renewer, responses, Some("u"), &["update", "update"]);
