@@ -158,8 +158,14 @@ fn may_lag(error: &ApiError) -> bool {
     let text = error.to_string();
     // The admission knows no such pod. "pods ..." would be the text for a missing pod: then the pod was deleted.
     let misses_pod = error.is_not_found() && text.starts_with("pod \"");
-    // The admission has the pod as it was before the scheduler bound it, or the authorizer does not have it.
-    let refusals = ["bound to a pod scheduled on a different node", "no relationship found between node"];
+    let refusals = [
+        // The admission has the pod as it was before the scheduler bound it,
+        "bound to a pod scheduled on a different node",
+        // or the former pod of this name, which a controller has replaced,
+        "the UID in the bound object reference",
+        // or the authorizer does not have the pod.
+        "no relationship found between node",
+    ];
     misses_pod || (error.is_forbidden() && refusals.iter().any(|refusal| text.contains(refusal)))
 }
 

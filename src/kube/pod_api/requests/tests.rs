@@ -300,6 +300,10 @@ fn refused_token_is_requested_again_only_if_the_server_may_not_know_the_binding(
         |reason: &str| lags(403, "Forbidden", &format!("serviceaccounts \"a\" is forbidden: {reason}"));
     assert!(refused("node requested token bound to a pod scheduled on a different node"));
     assert!(refused(
+        "the UID in the bound object reference (u2) does not match the UID in record. The object might have \
+         been deleted and then recreated"
+    ));
+    assert!(refused(
         "User \"system:node:n\" cannot create resource \"serviceaccounts/token\" in API group \"\" in the \
          namespace \"default\": no relationship found between node 'n' and this object"
     ));
