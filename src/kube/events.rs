@@ -355,7 +355,7 @@ impl EventLog {
         self.table.locked().outbox.as_ref().map(Outbox::counts)
     }
 
-    /// Records an event directly, for tests of readers of the log.
+    /// Records an event at once, and not through the queue of the recorder.
     pub fn record(&self, event: Event) {
         let recorded = {
             let mut table = self.table.locked();
