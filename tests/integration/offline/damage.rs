@@ -44,6 +44,9 @@ fn assert_nothing_damaged(node: &FakeNode) {
     assert_eq!((&report["damagedFiles"], &report["damaged"]), (&json!(0), &Value::Null), "{list}");
 }
 
+/// The content and the mode of a key file; `None`: there is no file.
+type KeyFile<'a> = Option<(&'a [u8], u32)>;
+
 /// Such as the key of another node, on a medium that was exchanged.
 #[test]
 fn wrong_key_holds_back_pods_with_secrets_and_destroys_no_stored_object() {
@@ -56,7 +59,7 @@ fn wrong_key_holds_back_pods_with_secrets_and_destroys_no_stored_object() {
     let path = node.root().join("offline/key");
     let right = fs::read(&path).unwrap();
     let other = format!("{}\n", "ab".repeat(32));
-    let put = |key: Option<(&[u8], u32)>| match key {
+    let put = |key: KeyFile<'_>| match key {
         None => fs::remove_file(&path).unwrap(),
         Some((content, mode)) => {
             fs::write(&path, content).unwrap();
@@ -66,7 +69,7 @@ fn wrong_key_holds_back_pods_with_secrets_and_destroys_no_stored_object() {
     let sealed = contents(&node, is_sealed);
     assert!(sealed.len() >= 2, "a Secret and a token: {:?}", sealed.keys());
 
-    let keys: [(&str, Option<(&[u8], u32)>); 4] = [
+    let keys: [(&str, KeyFile<'_>); 4] = [
         ("another key", Some((other.as_bytes(), 0o600))),
         ("no key", Some((&right[..32], 0o600))),
         ("a key that other users can read", Some((right.as_slice(), 0o644))),
@@ -150,8 +153,10 @@ fn make_dangling_link(path: &Path) {
     symlink("/nonexistent/file", path).unwrap();
 }
 
-/// What happens to a file.
-const DAMAGES: [(&str, fn(&Path)); 7] = [
+/// A damage of a file, by its name.
+type Damage = (&'static str, fn(&Path));
+
+const DAMAGES: [Damage; 7] = [
     ("empty", make_empty),
     ("truncated", truncate),
     ("zeros", make_zeros),
