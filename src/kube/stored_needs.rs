@@ -55,8 +55,12 @@ fn keys_for(pod: &Pod, read: ReadStored<'_>, purpose: Purpose) -> BTreeSet<Store
     if let Some(class) = pod.spec().runtime_class_name.as_deref().filter(|class| !class.is_empty()) {
         needs.add(class_key(class));
     }
+    let referenced = pod.referenced_volumes();
     for volume in pod.spec().volumes.iter().flatten() {
-        needs.volume(volume);
+        // A start sets up no other volumes, and an ephemeral container can still come to use one.
+        if purpose == Purpose::Storage || referenced.contains(volume.name.as_str()) {
+            needs.volume(volume);
+        }
     }
     needs.resource_claims();
     needs.keys

@@ -1,5 +1,6 @@
 //! A pod as passed between rooms: immutable, shared, with its UID and names cached.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::api::{Container, EphemeralContainer, PodSpec, ResourceRequirements};
@@ -242,6 +243,21 @@ impl Pod {
     #[must_use]
     pub fn ephemeral_containers(&self) -> Vec<Container> {
         self.spec().ephemeral_containers.iter().flatten().map(plain_container).collect()
+    }
+
+    /// The names of the volumes that containers of any kind mount or use as devices. Others are not set up.
+    #[must_use]
+    pub fn referenced_volumes(&self) -> BTreeSet<&str> {
+        let mut names = BTreeSet::new();
+        for container in self.all_containers() {
+            names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
+            names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
+        }
+        for container in self.spec().ephemeral_containers.iter().flatten() {
+            names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
+            names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
+        }
+        names
     }
 
     /// The object of an event about it, or about a part of it.

@@ -6,7 +6,7 @@
 //! per pod, namespace and server (`operations`), and each pod always gets one. If all of a pod's
 //! threads hang, only those volumes of the pod that need a thread wait.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ impl Volumes {
             error
         })?;
         let target = TargetPod::new(pod, &path, dir.as_fd(), stop);
-        let referenced = referenced(pod);
+        let referenced = pod.referenced_volumes();
         let volumes = pod.spec().volumes.iter().flatten();
         let wanted = volumes.filter(|volume| referenced.contains(volume.name.as_str()));
         let mut set_up = SetUp::new(self, &target, wanted);
@@ -216,7 +216,7 @@ impl Volumes {
 /// The plugin and the name of each volume that the pod's containers refer to. Volumes of claims are
 /// not among them: their plugin is not in the pod.
 pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
-    let referenced = referenced(pod);
+    let referenced = pod.referenced_volumes();
     let volumes = pod.spec().volumes.iter().flatten();
     let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
     wanted.filter_map(move |volume| {
@@ -691,21 +691,6 @@ fn reason(error: &VolumeError) -> &'static str {
     }
 }
 
-/// The names of the volumes that containers of any kind mount or use as devices.
-pub(super) fn referenced(pod: &Pod) -> BTreeSet<&str> {
-    let spec = pod.spec();
-    let mut names = BTreeSet::new();
-    for container in pod.all_containers() {
-        names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
-        names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
-    }
-    for container in spec.ephemeral_containers.iter().flatten() {
-        names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
-        names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
-    }
-    names
-}
-
 /// The volume's type: the name of its field in the API. `None` if the volume has no source.
 pub(super) fn kind(volume: &Volume) -> Option<String> {
     let value = crate::util::json::to_value(volume).ok()?;
@@ -722,6 +707,7 @@ mod tests {
     use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;
+    use std::collections::BTreeSet;
 
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         testing::volumes(root, None)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::manager::Volumes;
 use super::progress::VolumeState;
-use super::setup::{kind, referenced};
+use super::setup::kind;
 use super::{paths, plugin_table};
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
@@ -35,7 +35,7 @@ impl Volumes {
         let mut remaining = self.progress().volumes_of(uid);
         let now = Instant::now();
         let mut rows = Vec::new();
-        let used = pod.map(referenced).unwrap_or_default();
+        let used = pod.map(Pod::referenced_volumes).unwrap_or_default();
         let is_ending = remaining
             .values()
             .any(|volume| matches!(volume.state, VolumeState::Unmounting | VolumeState::Stuck));

@@ -105,7 +105,8 @@ fn a_start_reads_the_attachment_only_with_the_annotation_and_the_secret_for_grow
     let start_keys = |annotations: Value, attaches: bool, size: &str| {
         let pod = pod(
             json!({"annotations": annotations}),
-            json!({"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+            json!({"containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
         );
         let stored = |key: &StoredKey| {
             let body = match key.kind {
@@ -139,6 +140,22 @@ fn a_start_reads_the_attachment_only_with_the_annotation_and_the_secret_for_grow
     assert_eq!(start_keys(bold, false, "2Gi"), ["s/expand", "s/stage"]);
     let other = json!({"coracle.dev/offline-volumes": "yes"});
     assert_eq!(start_keys(other, true, "1Gi"), ["s/stage"]);
+}
+
+/// The agent requests no token for a volume that no container mounts, so that the check would always miss it.
+#[test]
+fn a_start_reads_nothing_for_a_volume_that_no_container_uses() {
+    let token = |audience: &str| json!({"sources": [{"serviceAccountToken": {"path": "token", "audience": audience}}]});
+    let pod = pod(
+        json!({}),
+        json!({"serviceAccountName": "a",
+            "containers": [{"name": "c", "volumeMounts": [{"name": "used", "mountPath": "/v"}]}],
+            "volumes": [{"name": "used", "projected": token("x")}, {"name": "unused", "projected": token("y")}]}),
+    );
+    let [used, unused] = ["x", "y"].map(|audience| self::token(audience, None));
+    let (start, all) = (start_keys_of(&pod, &|_| None), keys_of(&pod, &|_| None));
+    assert!(start.contains(&used) && !start.contains(&unused), "{start:?}");
+    assert!(all.contains(&used) && all.contains(&unused), "an ephemeral container may use it: {all:?}");
 }
 
 /// Where the start reads it: otherwise it would be removed from the store.
