@@ -306,6 +306,11 @@ fn with_objects(name: &str) -> Value {
         {"name": "login", "secret": {"secretName": "login"}},
         {"name": "token", "projected": {"sources": [token]}},
     ]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([
+        {"name": "settings", "mountPath": "/settings"},
+        {"name": "login", "mountPath": "/login"},
+        {"name": "token", "mountPath": "/token"},
+    ]);
     pod
 }
 

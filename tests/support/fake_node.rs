@@ -529,7 +529,15 @@ impl FakeNode {
 
     /// The same, yet to be started.
     pub(crate) fn command_line(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(self.program());
+        let mut command = match self.agent.as_ref().filter(|_| self.name_files.is_some()) {
+            // The agent answers only processes of its own namespaces.
+            Some(agent) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--mount=/proc/{}/ns/mnt", agent.id())).arg("--").arg(self.program());
+                command
+            }
+            None => Command::new(self.program()),
+        };
         // First: after `--` it would be an argument of the container's command.
         command.arg("--local-socket").arg(self.local_socket()).args(args).stdin(Stdio::null());
         command

@@ -311,6 +311,10 @@ fn expired_tokens_are_mounted_with_one_event_for_each_pod_and_replaced_at_the_re
             json!({"name": "vault", "projected": {"sources": [
                 {"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 3600}}]}}),
         );
+        push(
+            &mut manifest["spec"]["containers"][0]["volumeMounts"],
+            json!({"name": "vault", "mountPath": "/vault"}),
+        );
         node.bind(&manifest);
     }
     ["web", "other"].iter().for_each(|name| drop(node.wait_ready(name)));
