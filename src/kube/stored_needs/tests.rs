@@ -163,7 +163,8 @@ fn a_start_reads_nothing_for_a_volume_that_no_container_uses() {
 fn secret_of_a_volume_without_a_namespace_is_in_that_of_the_pod() {
     let pod = pod(
         json!({}),
-        json!({"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+        json!({"containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
     );
     let keys = |source: &Value, purpose| {
         let stored = |key: &StoredKey| {
