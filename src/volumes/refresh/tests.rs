@@ -320,6 +320,8 @@ fn tokens_are_renewed_while_the_updates_of_other_volumes_hang() {
     node.volumes.actual().mounted(pod.uid(), &claimed);
     let never = StopToken::never();
     let ready = node.volumes.setup(&pod, &never).unwrap();
+    // The operation of the setup reports before it is removed.
+    node.wait_for(|node| !node.volumes.operations.is_busy(pod.uid()));
     let (release, hold) = bounded::<()>(0);
     let scope = OperationScope { purpose: Purpose::Update, ..OperationScope::default() };
     let hanging = ["x", "y", "z"].map(|name| {
