@@ -10,6 +10,7 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 
+use crate::small_disk::SmallDisk;
 use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{FOREVER, busybox, pod, simple};
@@ -269,41 +270,6 @@ fn static_pod_runs_without_the_api_server_and_with_a_damaged_store() {
     node.finish();
 }
 
-/// A small file system as root directory. Dropping it unmounts it.
-struct FullDisk(PathBuf);
-
-impl FullDisk {
-    /// `None`: there is no private mount namespace.
-    fn mount(node: &FakeNode) -> Option<FullDisk> {
-        if std::env::var_os("E2E_DIR").is_none() {
-            eprintln!("skipped: no namespace of its own; run through tests/run integration");
-            return None;
-        }
-        let root = node.root();
-        fs::create_dir_all(&root).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs"]).arg(&root);
-        assert!(mount.status().unwrap().success());
-        Some(FullDisk(root))
-    }
-
-    /// Fills it to the last page.
-    fn fill(&self) {
-        use std::io::Write as _;
-        let mut file = fs::File::create(self.0.join("filler")).unwrap();
-        let page = [1_u8; 4096];
-        while file.write_all(&page).is_ok() {}
-    }
-}
-
-impl Drop for FullDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-        // The node could not remove its directory with the mount in it.
-        let _ = self.0.parent().map(fs::remove_dir_all);
-    }
-}
-
 /// A mount point. Dropping it unmounts it.
 struct Mounted(PathBuf);
 
@@ -318,7 +284,7 @@ impl Drop for Mounted {
 #[test]
 fn agent_names_a_read_only_root_directory_and_starts_its_pods_with_an_overlay_over_it() {
     let node = prepared();
-    let Some(disk) = FullDisk::mount(&node) else { return };
+    let Some(disk) = SmallDisk::mount(&node) else { return };
     let mut node = node.start_joined();
     run_pods(&node);
     node.api().go_down();
@@ -327,8 +293,8 @@ fn agent_names_a_read_only_root_directory_and_starts_its_pods_with_an_overlay_ov
     let mount = |arguments: &[&str], target: &Path| {
         assert!(Command::new("mount").args(arguments).arg(target).status().unwrap().success());
     };
-    mount(&["-o", "remount,ro"], &disk.0);
-    let check = node.command(&["check", "--root-dir", &disk.0.display().to_string()]);
+    mount(&["-o", "remount,ro"], disk.path());
+    let check = node.command(&["check", "--root-dir", &disk.path().display().to_string()]);
     assert!(String::from_utf8_lossy(&check.stdout).contains("on a read-only file system"), "{check:?}");
     node.launch_agent();
     assert!(!node.wait_end().success());
@@ -341,10 +307,10 @@ fn agent_names_a_read_only_root_directory_and_starts_its_pods_with_an_overlay_ov
     let memory = Mounted(memory);
     let [upper, work] = ["upper", "work"].map(|name| memory.0.join(name));
     [&upper, &work].iter().for_each(|directory| fs::create_dir(directory).unwrap());
-    let [lower, upper, work] = [&disk.0, &upper, &work].map(|path| path.display());
+    let [lower, upper, work] = [disk.path(), &upper, &work].map(|path| path.display());
     let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
-    mount(&["-t", "overlay", "-o", &options, "overlay"], &disk.0);
-    let _overlay = Mounted(disk.0.clone());
+    mount(&["-t", "overlay", "-o", &options, "overlay"], disk.path());
+    let _overlay = Mounted(disk.path().to_owned());
     node.start_agent();
     wait_until("the stored pods to run", LONG, || {
         ["web", "app"].iter().all(|name| !node.running(name).is_empty())
@@ -358,7 +324,7 @@ fn agent_names_a_read_only_root_directory_and_starts_its_pods_with_an_overlay_ov
 #[test]
 fn agent_starts_on_a_full_disk_and_running_pods_continue() {
     let node = prepared();
-    let Some(disk) = FullDisk::mount(&node) else { return };
+    let Some(disk) = SmallDisk::mount(&node) else { return };
     let mut node = node.start_joined();
     run_pods(&node);
     let running = [node.running("web"), node.running("app")];
@@ -368,7 +334,7 @@ fn agent_starts_on_a_full_disk_and_running_pods_continue() {
     node.wait_ready("web");
     node.wait_ready("app");
     assert_eq!([node.running("web"), node.running("app")], running);
-    fs::remove_file(disk.0.join("filler")).unwrap();
+    disk.clear();
     node.apply(&simple("late"));
     node.wait_ready("late");
     node.finish();

@@ -32,6 +32,7 @@ mod proxy;
 mod relay;
 mod returns;
 mod runtime;
+mod small_disk;
 mod states;
 mod status_reports;
 mod streams;

@@ -3,12 +3,12 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::starts::{read_lossy, restart_alone};
 use super::*;
+use crate::small_disk::SmallDisk;
 
 /// The files of the store, with their content.
 fn contents(node: &FakeNode, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<u8>> {
@@ -240,47 +240,6 @@ fn damaged_objects_hold_back_only_pods_that_need_them_while_the_server_is_away()
         assert_eq!(read(&data), "content", "{name}");
     }
     node.finish();
-}
-
-/// A small file system as root directory. Dropping it unmounts it.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// `None`: there is no private mount namespace.
-    fn mount(node: &FakeNode) -> Option<SmallDisk> {
-        if std::env::var_os("E2E_DIR").is_none() {
-            eprintln!("skipped: no namespace of its own; run through tests/run integration");
-            return None;
-        }
-        let root = node.root();
-        fs::create_dir_all(&root).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs"]).arg(&root);
-        assert!(mount.status().unwrap().success());
-        Some(SmallDisk(root))
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.0.join("filler")
-    }
-
-    /// Fills it to the last page.
-    fn fill(&self) {
-        let mut file = fs::File::create(self.filler()).unwrap();
-        std::io::copy(&mut std::io::repeat(1), &mut file).expect_err("the disk is full");
-    }
-
-    fn clear(&self) {
-        fs::remove_file(self.filler()).unwrap();
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-        // The node could not remove its directory with the mount in it.
-        let _ = self.0.parent().map(fs::remove_dir_all);
-    }
 }
 
 /// Statuses of the time alone cannot be stored, and volumes on the disk perhaps not be written.
