@@ -15,6 +15,8 @@ need_node_packages() {
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
     command -v iptables >/dev/null || missing+=(iptables)
     command -v ip >/dev/null || missing+=(iproute2)
+    # A test signs a certificate with a short life.
+    command -v openssl >/dev/null || missing+=(openssl)
     static_busybox >/dev/null || missing+=(busybox-static)
     [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
 }
