@@ -248,14 +248,15 @@ impl Pod {
     /// The names of the volumes that containers of any kind mount or use as devices. Others are not set up.
     #[must_use]
     pub fn referenced_volumes(&self) -> BTreeSet<&str> {
+        let ephemeral = self.spec().ephemeral_containers.iter().flatten();
+        let uses = self
+            .all_containers()
+            .map(|container| (&container.volume_mounts, &container.volume_devices))
+            .chain(ephemeral.map(|container| (&container.volume_mounts, &container.volume_devices)));
         let mut names = BTreeSet::new();
-        for container in self.all_containers() {
-            names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
-            names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
-        }
-        for container in self.spec().ephemeral_containers.iter().flatten() {
-            names.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
-            names.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
+        for (mounts, devices) in uses {
+            names.extend(mounts.iter().flatten().map(|mount| mount.name.as_str()));
+            names.extend(devices.iter().flatten().map(|device| device.name.as_str()));
         }
         names
     }
