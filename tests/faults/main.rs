@@ -33,7 +33,6 @@ mod syscalls;
 use std::any::Any;
 use std::fmt::Debug;
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Condvar, Mutex};
@@ -42,6 +41,7 @@ use serde_json::{Value, json};
 
 use support::fake_node::FakeNode;
 use support::node::{FOREVER, busybox, pod};
+use support::output::print_line;
 
 /// A small file system for an agent's directories, which can be filled.
 struct SmallDisk(PathBuf);
@@ -74,11 +74,6 @@ impl Drop for SmallDisk {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
         let _ = self.0.parent().map(fs::remove_dir_all);
     }
-}
-
-/// Prints a line also when the test passes: the test harness hides the output of the macros.
-fn print_line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Cases at one time, those of all tests together: more of them would only be in each

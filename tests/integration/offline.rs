@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirEntry};
-use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use crate::support::disk_search::files_with;
 use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, push, simple};
+use crate::support::output::print_line;
 use crate::support::random::{Random, random_seed};
 use crate::support::tls_front::{Authority, TlsFront};
 use crate::support::wait::{pause, wait_for, wait_until};
@@ -688,11 +688,6 @@ fn changed_kinds(before: &BTreeMap<String, [i64; 4]>, now: &BTreeMap<String, [i6
     let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let changed = names.into_iter().filter(|name| before.get(*name) != now.get(*name));
     changed.map(|name| name.split('-').next().unwrap_or_default().to_owned()).collect()
-}
-
-/// Prints a line also when the test passes: the test harness hides the output of the macros.
-fn print_line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// The disk of a small machine wears out: what a pod costs that changes, is in docs/offline.md.

@@ -22,6 +22,7 @@ pub(crate) mod logind;
 pub(crate) mod manifest;
 pub(crate) mod node;
 pub(crate) mod node_inspection;
+pub(crate) mod output;
 pub(crate) mod port_forward;
 pub(crate) mod process_usage;
 pub(crate) mod proxy;
