@@ -25,8 +25,8 @@ const (
 	serviceRange   = "10.96.0.0/16"
 	firstService   = "10.96.0.1"
 	bootstrapGroup = "system:bootstrappers:coracle:joining-nodes"
-	// For a slow machine with all components; a start that takes so long has mostly failed anyway.
-	patience = 120 * time.Second
+	// For an emulated machine that runs twenty pods beside all components; it only ends a start that hangs.
+	patience = 600 * time.Second
 )
 
 // What nodes and joining nodes do, and nothing else: the others ask a hundred times as much.
