@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::dial::join_host_port;
 use super::grpc::{CallError, Channel, Kind, UnaryMethod};
 use crate::util::stop::StopToken;
+use crate::util::wire::{self, Content};
 
 /// The largest response; valid ones are a few bytes long.
 const MAX_MESSAGE_BYTES: i32 = 64 * 1024;
@@ -102,18 +103,11 @@ fn write_service(service: &Service, slice: &mut grpcio::GrpcSlice) -> grpcio::Re
 }
 
 fn encode(service: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(service.len() + 6);
+    let mut out = Vec::new();
     if !service.is_empty() {
-        bytes.push(0x0a);
-        let mut length = service.len();
-        while length >= 0x80 {
-            bytes.push((length & 0x7f) as u8 | 0x80);
-            length >>= 7;
-        }
-        bytes.push(length as u8);
-        bytes.extend_from_slice(service.as_bytes());
+        wire::bytes(1, service.as_bytes(), &mut out);
     }
-    bytes
+    out
 }
 
 fn read_status(mut reader: grpcio::MessageReader) -> grpcio::Result<Status> {
@@ -127,33 +121,12 @@ fn decode(bytes: &[u8]) -> Option<u64> {
     let mut rest = bytes;
     let mut status = 0;
     while !rest.is_empty() {
-        let key = varint(&mut rest)?;
-        match (key >> 3, key & 7) {
-            (1, 0) => status = varint(&mut rest)?,
-            (_, 0) => drop(varint(&mut rest)?),
-            (_, 1) => rest = rest.get(8..)?,
-            (_, 2) => {
-                let length = usize::try_from(varint(&mut rest)?).ok()?;
-                rest = rest.get(length..)?;
-            }
-            (_, 5) => rest = rest.get(4..)?,
-            _ => return None,
+        let field = wire::next_field(&mut rest)?;
+        if let (1, Content::Number(value)) = (field.number, field.content) {
+            status = value;
         }
     }
     Some(status)
-}
-
-fn varint(rest: &mut &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for shift in (0..64).step_by(7) {
-        let (byte, after) = rest.split_first()?;
-        *rest = after;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

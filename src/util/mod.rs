@@ -2,7 +2,7 @@
 //! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`, `token_bucket`), times (`steady`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
 //! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), sealed values (`aead`), certificates (`x509`), log lines,
-//! `metrics`, and spans of traces (`tracing`).
+//! `metrics`, spans of traces (`tracing`), and the `wire` format of Protocol Buffers.
 
 pub mod aead;
 pub mod atomic_file;
@@ -48,4 +48,5 @@ pub mod tracing;
 pub mod tree;
 pub mod untrusted;
 pub mod wake;
+pub mod wire;
 pub mod x509;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::model::api::Pod;
 use crate::model::quantity;
+use crate::util::wire::{bytes, delimited, varint_field};
 
 const FIELDS: &str = include_str!("fields.txt");
 
@@ -200,35 +201,6 @@ fn time(text: &str, out: &mut Vec<u8>) {
     }
 }
 
-fn varint(mut value: u64, out: &mut Vec<u8>) {
-    while let rest @ 1.. = value >> 7 {
-        out.push(u8::try_from(value & 0x7f).unwrap_or_default() | 0x80);
-        value = rest;
-    }
-    out.push(u8::try_from(value).unwrap_or_default());
-}
-
-fn varint_field(number: u32, value: u64, out: &mut Vec<u8>) {
-    varint(u64::from(number) << 3, out);
-    varint(value, out);
-}
-
-fn bytes(number: u32, content: &[u8], out: &mut Vec<u8>) {
-    varint(u64::from(number) << 3 | 2, out);
-    varint(content.len() as u64, out);
-    out.extend_from_slice(content);
-}
-
-/// A field with the bytes that `write` adds.
-fn delimited(number: u32, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    write(out);
-    let mut head = Vec::new();
-    varint(u64::from(number) << 3 | 2, &mut head);
-    varint((out.len() - start) as u64, &mut head);
-    out.splice(start..start, head);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,18 +260,5 @@ mod tests {
             &encode(&json!({}))[..20],
             [10, 16, 10, 0, 18, 0, 26, 0, 34, 0, 42, 0, 50, 0, 56, 0, 66, 0, 18, 28]
         );
-    }
-
-    #[test]
-    fn numbers_have_seven_bits_a_byte() {
-        let encoded = |value| {
-            let mut out = Vec::new();
-            varint(value, &mut out);
-            out
-        };
-        assert_eq!(encoded(0), [0]);
-        assert_eq!(encoded(127), [127]);
-        assert_eq!(encoded(128), [128, 1]);
-        assert_eq!(encoded(u64::MAX), [255, 255, 255, 255, 255, 255, 255, 255, 255, 1]);
     }
 }
