@@ -44,11 +44,15 @@ const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The longest body: API servers do not store objects above 3 MiB, and pages have at most 500 of
 /// them.
 pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
+/// The longest object of [`Client::exchange`].
+const MAX_OBJECT_BYTES: u64 = 4 * 1024 * 1024;
 /// The longest body of an error response.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
 /// What users do about a client certificate that is not valid.
 pub const CERTIFICATE_REMEDY: &str = "pods continue; with rotateCertificates a new one is requested as soon \
      as the file of --bootstrap-kubeconfig has a valid token, otherwise replace the one of --kubeconfig";
+/// The content type of JSON.
+pub const JSON: &str = "application/json";
 /// Objects per page of a list.
 pub(super) const PAGE: &str = "500";
 
@@ -183,6 +187,7 @@ struct Call<'a> {
     target: &'a Target,
     query: &'a [(&'a str, &'a str)],
     body: Option<(&'static str, Vec<u8>)>,
+    accept: &'static str,
     kind: RequestKind,
 }
 
@@ -255,6 +260,7 @@ impl Client {
             target,
             query: parameters,
             body: None,
+            accept: JSON,
             kind: RequestKind::Call,
         };
         self.object(&call)
@@ -273,6 +279,7 @@ impl Client {
             target,
             query: &[],
             body,
+            accept: JSON,
             kind: RequestKind::Call,
         })
     }
@@ -290,6 +297,7 @@ impl Client {
             target,
             query: &[],
             body,
+            accept: JSON,
             kind: RequestKind::Call,
         })
     }
@@ -303,6 +311,7 @@ impl Client {
             target,
             query: &[],
             body,
+            accept: JSON,
             kind: RequestKind::Call,
         })
     }
@@ -318,23 +327,54 @@ impl Client {
                 map.insert("preconditions".to_owned(), serde_json::json!({ "uid": uid }));
             }
         }
-        let body = Some(("application/json", body.to_string().into_bytes()));
+        let body = Some((JSON, body.to_string().into_bytes()));
         self.discard(&Call {
             method: "DELETE",
             verb: "delete",
             target,
             query: &[],
             body,
+            accept: JSON,
             kind: RequestKind::Call,
         })
     }
 
     /// Deletes all objects of a collection that a field selector matches.
     pub fn delete_collection(&self, target: &Target, field_selector: &str) -> Result<(), ApiError> {
-        let body = Some(("application/json", br#"{"kind":"DeleteOptions","apiVersion":"v1"}"#.to_vec()));
+        let body = Some((JSON, br#"{"kind":"DeleteOptions","apiVersion":"v1"}"#.to_vec()));
         let query = &[("fieldSelector", field_selector)];
         let verb = "deletecollection";
-        self.discard(&Call { method: "DELETE", verb, target, query, body, kind: RequestKind::Call })
+        let (method, accept, kind) = ("DELETE", JSON, RequestKind::Call);
+        self.discard(&Call { method, verb, target, query, body, accept, kind })
+    }
+
+    /// Reads, creates or updates (`verb`) an object whose encoding the caller chooses: the content types of
+    /// `accept`, and that of the body with its bytes. Returns the body of the response.
+    pub fn exchange(
+        &self,
+        verb: &'static str,
+        target: &Target,
+        accept: &'static str,
+        body: Option<(&'static str, Vec<u8>)>,
+    ) -> Result<Vec<u8>, ApiError> {
+        let method = match verb {
+            "create" => "POST",
+            "update" => "PUT",
+            _ => "GET",
+        };
+        let call = Call { method, verb, target, query: &[], body, accept, kind: RequestKind::Call };
+        let mut response = self.send(&call)?;
+        self.follow_progress(&mut response.body);
+        let mut bytes = Vec::new();
+        let outcome = response.body.by_ref().take(MAX_OBJECT_BYTES).read_to_end(&mut bytes);
+        self.observe_size(method, &response.body);
+        match outcome {
+            Ok(_) => Ok(bytes),
+            Err(error) => {
+                let cause = Unreadable::Broken(response.body.failed(&error));
+                Err(self.unreadable(verb, target, cause))
+            }
+        }
     }
 
     /// Sends a request whose response is not used.
@@ -353,7 +393,8 @@ impl Client {
         query: &[(&str, &str)],
         kind: RequestKind,
     ) -> Result<Body, ApiError> {
-        Ok(self.send(&Call { method: "GET", verb, target, query, body: None, kind })?.body)
+        let (method, body, accept) = ("GET", None, JSON);
+        Ok(self.send(&Call { method, verb, target, query, body, accept, kind })?.body)
     }
 
     /// Ends every request in progress, also those of clones; later requests fail. Does not block.
@@ -657,8 +698,7 @@ impl Client {
         let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
         let mut span = span::start(call.method, &session.origin, &path);
         let identity = span.header();
-        let mut headers =
-            vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
+        let mut headers = vec![("Accept", call.accept), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
         headers.extend(identity.as_ref().map(|identity| (tracing::HEADER, identity.as_str())));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
@@ -726,7 +766,7 @@ fn encode<B: Serialize>(
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
     let bytes = serde_json::to_vec(body)
         .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
-    Ok(Some(("application/json", bytes)))
+    Ok(Some((JSON, bytes)))
 }
 
 /// The seconds of a `Retry-After`.

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::envelope;
 use crate::model::meta;
 use crate::transport::api::{DialError, TlsSetupError};
+use crate::util::wire::{self, Content};
 
 /// A request that failed, with its verb and its object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,64 @@ struct Details {
     causes: Option<Vec<meta::StatusCause>>,
 }
 
+impl Status {
+    /// The status of a response to a request that accepts any encoding.
+    fn from_body(body: &[u8]) -> Option<Status> {
+        if envelope::is_sealed(body) {
+            Status::from_protobuf(body)
+        } else {
+            serde_json::from_slice(body).ok()
+        }
+    }
+
+    /// The numbers are those of apimachinery: pkg/apis/meta/v1/generated.proto.
+    fn from_protobuf(body: &[u8]) -> Option<Status> {
+        let envelope = envelope::open(body).filter(|envelope| envelope.kind == b"Status")?;
+        let mut status = Status { kind: Some("Status".to_owned()), ..Status::default() };
+        let mut rest = envelope.object;
+        while !rest.is_empty() {
+            let field = wire::next_field(&mut rest)?;
+            match (field.number, field.content) {
+                (3, Content::Bytes(message)) => status.message = Some(text(message)),
+                (4, Content::Bytes(reason)) => status.reason = Some(text(reason)),
+                (5, Content::Bytes(details)) => status.details = Some(Details::from_protobuf(details)?),
+                _ => {}
+            }
+        }
+        Some(status)
+    }
+}
+
+impl Details {
+    fn from_protobuf(mut rest: &[u8]) -> Option<Details> {
+        let (mut retry_after_seconds, mut causes) = (None, Vec::new());
+        while !rest.is_empty() {
+            let field = wire::next_field(&mut rest)?;
+            match (field.number, field.content) {
+                (4, Content::Bytes(mut cause)) => {
+                    while !cause.is_empty() {
+                        let field = wire::next_field(&mut cause)?;
+                        if let (1, Content::Bytes(reason)) = (field.number, field.content) {
+                            let reason = Some(text(reason));
+                            causes.push(meta::StatusCause { reason, ..meta::StatusCause::default() });
+                        }
+                    }
+                }
+                // A negative number is written with 64 bits.
+                (5, Content::Number(seconds)) => {
+                    retry_after_seconds = u32::try_from(seconds).ok().map(u64::from);
+                }
+                _ => {}
+            }
+        }
+        Some(Details { retry_after_seconds, causes: Some(causes) })
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
 impl ApiError {
     fn new(attempt: String, cause: Cause) -> ApiError {
         ApiError { attempt: attempt.into_boxed_str(), cause, note: None }
@@ -88,7 +148,9 @@ impl ApiError {
         body: &[u8],
         retry_after: Option<Duration>,
     ) -> ApiError {
-        let status: Option<Status> = serde_json::from_slice(body).ok();
+        let status = Status::from_body(body);
+        // Not the bytes of a message.
+        let body: &[u8] = if envelope::is_sealed(body) { &[] } else { body };
         let text = || String::from_utf8_lossy(body).trim().chars().take(1024).collect::<String>();
         let reason = status.as_ref().and_then(|status| status.reason.clone());
         let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| {
@@ -372,6 +434,33 @@ mod tests {
         assert!(error_for(401, "").reason() == "Unauthorized" && error_for(410, "[]").is_gone());
         let error = error_for(429, r#"{"details":{"retryAfterSeconds":3}}"#);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn error_in_protocol_buffers_is_that_of_the_same_error_in_json() {
+        let error =
+            |code, body: &[u8]| ApiError::from_response("get leases \"n\"".to_owned(), code, body, None);
+        // Status: status 2, message 3, reason 4, details 5 (name 1, kind 3, causes 4, retryAfterSeconds 5), code 6.
+        let conflict = b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\
+            \x12\x29\x0a\0\x12\x07Failure\x1a\x07changed\x22\x08Conflict\
+            \x2a\x06\x0a\x01n\x1a\x01k\x30\x99\x03\x1a\0\x22\0";
+        let json = br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+            "message":"changed","reason":"Conflict","details":{"name":"n","kind":"k"},"code":409}"#;
+        assert_eq!(error(409, conflict), error(409, json));
+        assert!(error(409, conflict).is_conflict());
+        let ending = b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\
+            \x12\x29\x22\x09Forbidden\
+            \x2a\x1c\x22\x18\x0a\x14NamespaceTerminating\x12\0\x28\x03";
+        assert!(error(403, ending).is_forbidden() && error(403, ending).is_namespace_ending());
+        assert_eq!(error(403, ending).retry_after(), Some(Duration::from_secs(3)));
+        // Without a reason, and a message that is no Status: a 404 of a proxy, whose bytes are not shown.
+        assert!(error(404, b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status").is_not_found());
+        let other = error(404, b"k8s\0\x0a\x09\x0a\x02v1\x12\x03Pod\x12\x02\x22\0");
+        assert!(!other.is_not_found());
+        assert_eq!(other.to_string(), "the server responded with 404 (Unknown)");
+        for length in 0..conflict.len() {
+            let _ = error(409, &conflict[..length]).to_string();
+        }
     }
 
     #[test]

@@ -3,12 +3,15 @@
 use serde_json::Value;
 
 use super::certificates::CertificateFields;
+use super::envelope::{self, Envelope};
+use super::error::ApiError;
 use super::objects::{self, Kind};
 use super::services::Services;
 use crate::model::pod::Pod;
 use crate::model::{api, typed};
 use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
+use crate::util::wire;
 
 /// API servers store objects of up to 1.5 MiB; their size as JSON may be larger.
 const OBJECT_BYTES: usize = 3 << 20;
@@ -24,6 +27,25 @@ pub(crate) fn targets() -> Vec<Target> {
             worst: crate::transport::fuzz::hostile_certificates,
             seeds: crate::transport::fuzz::certificate_seeds(),
             run: |bytes| drop(CertificateFields::from_der(bytes)),
+        },
+        Target {
+            name: "kube/error",
+            // The stack size of pod workers, which read objects.
+            stack: Stack::Small,
+            max_bytes: 64 * 1024,
+            budget: Budget { per_byte: 200, ..Budget::LINEAR },
+            worst: |max| {
+                let causes = b"\x22\x02\x0a\0".repeat(max.saturating_sub(64) / 4);
+                let mut object = Vec::new();
+                wire::bytes(5, &causes, &mut object);
+                let sealed = Envelope { api_version: b"v1", kind: b"Status", object: &object };
+                vec![("causes", envelope::seal(&sealed)), ("nested details", nested(r#"{"details":"#, "}", max))]
+            },
+            seeds: &[
+                b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x1e\x1a\x07changed\x22\x08Conflict\x2a\x06\x22\x02\x0a\0\x28\x03\x30\x99\x03",
+                br#"{"kind":"Status","reason":"Conflict","message":"changed","details":{"causes":[{"reason":"r"}],"retryAfterSeconds":3},"code":409}"#,
+            ],
+            run: |bytes| drop(ApiError::from_response(String::new(), 409, bytes, None).to_string()),
         },
         Target {
             name: "kube/data",

@@ -10,7 +10,8 @@
 //! need it; secrets and tokens are not in logs, events or `Debug` output.
 //! With `--offline` what pods need is passed to room `offline`, and is read there while the API server is
 //! away or does not know this node.
-//! Absent on purpose: protobuf; lists of resources that a node may not list.
+//! Objects are JSON; only the room `node` sends and receives its lease in Protocol Buffers (`envelope`).
+//! Absent on purpose: lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
 
@@ -20,6 +21,7 @@ pub mod client;
 mod contact;
 mod correlator;
 mod discovery;
+pub mod envelope;
 pub mod error;
 pub mod event_sink;
 pub mod events;
