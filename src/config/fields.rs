@@ -335,7 +335,7 @@ pub static FIELDS: &[Field] = &[
     text(
         "contentType",
         "application/vnd.kubernetes.protobuf",
-        "encoding requested of the API server; it is always JSON",
+        "encoding requested of the API server; it is JSON, and Protocol Buffers for the lease",
     )
     .ignored(),
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero(),

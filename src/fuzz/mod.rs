@@ -38,6 +38,7 @@ fn targets() -> Vec<Target> {
     all.extend(crate::resources::fuzz::targets());
     all.extend(crate::pods::fuzz::targets());
     all.extend(crate::eviction::fuzz::targets());
+    all.extend(crate::node::fuzz::targets());
     all.extend(crate::images::fuzz::targets());
     all.extend(crate::offline::fuzz::targets());
     all

@@ -1,14 +1,19 @@
 //! The requests of this room, behind traits so that its logic can be tested without a server.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::kube::Returns;
-use crate::kube::client::Client;
+use super::lease_object::LeaseObject;
+use crate::kube::client::{Client, JSON};
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
+use crate::kube::{Returns, envelope};
 use crate::model::api::Node;
-use crate::model::coordination::Lease;
+
+/// The encodings of a lease that we read, as the Go kubelet requests them. Errors have them, too.
+const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
 
 /// The kinds of failure that this room distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +22,8 @@ pub(super) enum NodeErrorKind {
     AlreadyExists,
     Conflict,
     Forbidden,
+    /// The server has another encoding, in which the next request will be.
+    Encoding,
     Stopping,
     Other,
 }
@@ -59,9 +66,13 @@ pub(super) trait NodeApi {
 
 /// The requests of the `lease` thread.
 pub(super) trait LeaseApi {
-    fn get(&self) -> Result<Lease, NodeError>;
-    fn create(&self, lease: &Lease) -> Result<Lease, NodeError>;
-    fn update(&self, lease: &Lease) -> Result<Lease, NodeError>;
+    fn get(&self) -> Result<LeaseObject, NodeError>;
+    fn create(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError>;
+    fn update(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError>;
+    /// Whether a lease to create is JSON.
+    fn is_json(&self) -> bool {
+        true
+    }
     /// See [`NodeApi::drop_connections`].
     fn drop_connections(&self);
     /// The returns of the API server.
@@ -74,19 +85,51 @@ pub(super) trait LeaseApi {
 pub(super) struct NodeApiClient {
     client: Client,
     name: String,
+    /// Whether the server has refused a lease in Protocol Buffers, or a request for it.
+    is_json: AtomicBool,
 }
 
 impl NodeApiClient {
     pub(super) fn new(client: Client, name: &str) -> Self {
-        NodeApiClient { client, name: name.to_owned() }
+        NodeApiClient { client, name: name.to_owned(), is_json: AtomicBool::new(false) }
     }
 
     fn node<T>(&self, attempt: &'static str, result: Result<T, ApiError>) -> Result<T, NodeError> {
         result.map_err(|error| failed(attempt, format!("node {}", self.name), &error))
     }
 
-    fn lease<T>(&self, attempt: &'static str, result: Result<T, ApiError>) -> Result<T, NodeError> {
-        result.map_err(|error| failed(attempt, format!("the lease of node {}", self.name), &error))
+    /// Sends a request for the lease (`verb`), or with it. The response has the encoding of the server's choice.
+    fn lease(
+        &self,
+        attempt: &'static str,
+        verb: &'static str,
+        target: &Target,
+        lease: Option<&LeaseObject>,
+    ) -> Result<LeaseObject, NodeError> {
+        let is_json = self.is_json();
+        let accept = if is_json { JSON } else { PROTOBUF_OR_JSON };
+        let outcome = self.client.exchange(verb, target, accept, lease.map(LeaseObject::to_body));
+        let object = format!("the lease of node {}", self.name);
+        let (mut error, is_refusal) = match outcome {
+            Ok(body) => match LeaseObject::from_body(&body) {
+                Ok(lease) => return Ok(lease),
+                Err(error) => {
+                    let error = NodeError::new(attempt, object, error.to_string(), NodeErrorKind::Other);
+                    (error, envelope::is_sealed(&body))
+                }
+            },
+            Err(error) => {
+                // 400: a server that takes it for JSON.
+                let is_refusal = matches!(error.status(), Some(400 | 406 | 415));
+                (failed(attempt, object, &error), is_refusal)
+            }
+        };
+        if is_refusal && !is_json {
+            log::debug!("{error}: leases are JSON from now on");
+            self.is_json.store(true, Ordering::Relaxed);
+            error.kind = NodeErrorKind::Encoding;
+        }
+        Err(error)
     }
 }
 
@@ -130,16 +173,20 @@ impl NodeApi for NodeApiClient {
 }
 
 impl LeaseApi for NodeApiClient {
-    fn get(&self) -> Result<Lease, NodeError> {
-        self.lease("get", self.client.get(&Target::lease(&self.name)))
+    fn get(&self) -> Result<LeaseObject, NodeError> {
+        self.lease("get", "get", &Target::lease(&self.name), None)
     }
 
-    fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
-        self.lease("create", self.client.create(&Target::leases(), lease))
+    fn create(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
+        self.lease("create", "create", &Target::leases(), Some(lease))
     }
 
-    fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
-        self.lease("renew", self.client.update(&Target::lease(&self.name), lease))
+    fn update(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
+        self.lease("renew", "update", &Target::lease(&self.name), Some(lease))
+    }
+
+    fn is_json(&self) -> bool {
+        self.is_json.load(Ordering::Relaxed)
     }
 
     fn drop_connections(&self) {

@@ -6,16 +6,14 @@ use crossbeam_channel::select_biased;
 use jiff::Timestamp;
 
 use super::api::{LeaseApi, NodeError, NodeErrorKind};
+use super::lease_object::{LeaseObject, Renewal};
 use super::watch::NodeWatch;
 use crate::kube::Spread;
-use crate::model::coordination::{Lease, LeaseSpec};
-use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
 use crate::offline::boot_time;
 use crate::util::backoff::{Failures, random_unit, shortened};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-pub(super) const NAMESPACE: &str = "kube-node-lease";
 /// A lease is renewed after this part of its duration.
 const RENEW_PART: f64 = 0.25;
 /// Spreads the requests of many nodes over time.
@@ -55,7 +53,7 @@ pub(super) struct LeaseRenewer {
     name: String,
     seconds: i32,
     api: Box<dyn LeaseApi + Send>,
-    lease: Option<Lease>,
+    lease: Option<LeaseObject>,
     failures: Failures,
     /// Whether other nodes probably send the next renewal in the same second: it is the first one, or the API
     /// server was away since the last one.
@@ -148,12 +146,7 @@ impl LeaseRenewer {
 
     /// The UID of the node that owns the lease.
     fn owner(&self) -> Option<&str> {
-        let owners = self.lease.as_ref()?.metadata.owner_references.as_ref()?;
-        owners.iter().find(|owner| self.is_node(owner)).map(|owner| owner.uid.as_str())
-    }
-
-    fn is_node(&self, owner: &OwnerReference) -> bool {
-        owner.kind == "Node" && owner.name == self.name
+        self.lease.as_ref()?.owner(&self.name)
     }
 
     /// Renews the lease, or makes it for the node with UID `owner`.
@@ -214,7 +207,7 @@ impl LeaseRenewer {
             };
             match outcome {
                 Ok(Some(lease)) => {
-                    self.lease = Some(without_managed_fields(lease));
+                    self.lease = Some(lease);
                     return Outcome::Renewed;
                 }
                 Ok(None) => return Outcome::NoNode,
@@ -222,10 +215,14 @@ impl LeaseRenewer {
                     return Outcome::Failed(stopping);
                 }
                 Err(other) => {
-                    // Another client changed, removed or created it: the next attempt reads it first.
+                    // Another client changed, removed or created it, or it has the wrong encoding: the next
+                    // attempt reads it first.
                     if matches!(
                         other.kind,
-                        NodeErrorKind::Conflict | NodeErrorKind::NotFound | NodeErrorKind::AlreadyExists
+                        NodeErrorKind::Conflict
+                            | NodeErrorKind::NotFound
+                            | NodeErrorKind::AlreadyExists
+                            | NodeErrorKind::Encoding
                     ) {
                         self.lease = None;
                     } else if is_unknown {
@@ -250,7 +247,7 @@ impl LeaseRenewer {
         }
         match self.api.get() {
             Ok(lease) => {
-                self.lease = Some(without_managed_fields(lease));
+                self.lease = Some(lease);
                 Ok(true)
             }
             // It is made at once.
@@ -259,51 +256,29 @@ impl LeaseRenewer {
         }
     }
 
-    fn attempt(&self, owner: Option<&str>, now: Timestamp) -> Result<Option<Lease>, NodeError> {
+    fn attempt(&self, owner: Option<&str>, now: Timestamp) -> Result<Option<LeaseObject>, NodeError> {
         let known = match &self.lease {
             Some(lease) => Some(lease.clone()),
             None => match self.api.get() {
-                Ok(lease) => Some(without_managed_fields(lease)),
+                Ok(lease) => Some(lease),
                 Err(error) if error.kind == NodeErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             },
         };
+        let renewal = Renewal { node: &self.name, owner, seconds: self.seconds, time: now };
         match (known, owner) {
-            (Some(known), owner) => self.api.update(&self.renewed(known, owner, now)).map(Some),
+            (Some(mut known), _) => {
+                known.renew(&renewal);
+                self.api.update(&known).map(Some)
+            }
             // Without an owner the lease would remain after the node's deletion.
             (None, None) => Ok(None),
-            (None, Some(uid)) => {
-                let metadata = ObjectMeta {
-                    name: Some(self.name.clone()),
-                    namespace: Some(NAMESPACE.to_owned()),
-                    ..ObjectMeta::default()
-                };
-                let blank = Lease { metadata, spec: None };
-                self.api.create(&self.renewed(blank, Some(uid), now)).map(Some)
+            (None, Some(_)) => {
+                let mut lease = LeaseObject::new(&self.name, self.api.is_json());
+                lease.renew(&renewal);
+                self.api.create(&lease).map(Some)
             }
         }
-    }
-
-    fn renewed(&self, mut lease: Lease, owner: Option<&str>, now: Timestamp) -> Lease {
-        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-        spec.holder_identity = Some(self.name.clone());
-        spec.lease_duration_seconds = Some(self.seconds);
-        spec.renew_time = Some(MicroTime(now));
-        if let Some(uid) = owner {
-            let owners = lease.metadata.owner_references.get_or_insert_default();
-            match owners.iter_mut().find(|owner| self.is_node(owner)) {
-                // The node was registered again: without this the lease would be removed with the old one.
-                Some(owner) => owner.uid = uid.to_owned(),
-                None => owners.push(OwnerReference {
-                    api_version: "v1".to_owned(),
-                    kind: "Node".to_owned(),
-                    name: self.name.clone(),
-                    uid: uid.to_owned(),
-                    ..OwnerReference::default()
-                }),
-            }
-        }
-        lease
     }
 }
 
@@ -319,20 +294,16 @@ fn renewal_wait(interval: Duration, is_common: bool, unit: f64) -> Duration {
     })
 }
 
-fn without_managed_fields(mut lease: Lease) -> Lease {
-    // The server keeps these fields if they are left out.
-    lease.metadata.managed_fields = None;
-    lease
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::lease_object::NAMESPACE;
     use super::*;
+    use crate::model::coordination::Lease;
     use std::cell::RefCell;
     use std::collections::VecDeque;
     use std::sync::{Arc, Mutex};
 
-    type ScriptedResponse = Result<Lease, NodeErrorKind>;
+    type ScriptedResponse = Result<LeaseObject, NodeErrorKind>;
     type Requests = Vec<(&'static str, Option<Lease>)>;
 
     /// Returns scripted responses and records the requests.
@@ -343,21 +314,22 @@ mod tests {
     }
 
     impl Script {
-        fn respond(&self, verb: &'static str, lease: Option<&Lease>) -> Result<Lease, NodeError> {
-            self.requests.lock().unwrap().push((verb, lease.cloned()));
+        fn respond(&self, verb: &'static str, lease: Option<&LeaseObject>) -> Result<LeaseObject, NodeError> {
+            let lease = lease.map(|lease| serde_json::from_slice(&lease.to_body().1).unwrap());
+            self.requests.lock().unwrap().push((verb, lease));
             let response = self.responses.borrow_mut().pop_front().unwrap_or(Err(NodeErrorKind::Other));
             response.map_err(|kind| NodeError::new(verb, "lease n".to_owned(), "scripted".to_owned(), kind))
         }
     }
 
     impl LeaseApi for Script {
-        fn get(&self) -> Result<Lease, NodeError> {
+        fn get(&self) -> Result<LeaseObject, NodeError> {
             self.respond("get", None)
         }
-        fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        fn create(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
             self.respond("create", Some(lease))
         }
-        fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        fn update(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
             self.respond("update", Some(lease))
         }
         fn drop_connections(&self) {
@@ -365,13 +337,13 @@ mod tests {
         }
     }
 
-    fn lease(version: &str, owner: &str) -> Lease {
-        serde_json::from_value(serde_json::json!({
+    fn lease(version: &str, owner: &str) -> LeaseObject {
+        let lease = serde_json::json!({
             "metadata": {"name": "n", "namespace": NAMESPACE, "resourceVersion": version,
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": owner}]},
             "spec": {"holderIdentity": "n", "leaseDurationSeconds": 40},
-        }))
-        .unwrap()
+        });
+        LeaseObject::from_body(lease.to_string().as_bytes()).unwrap()
     }
 
     /// One turn with scripted responses: the verbs that it used, and its outcome.
@@ -479,6 +451,19 @@ mod tests {
         let responses = vec![read(), conflict(), read(), conflict(), read(), conflict(), read(), read()];
         let verbs = ["get", "update", "get", "update", "drop", "get", "update", "drop", "get", "update"];
         let (outcome, _) = check(&mut renewer, responses, Some("u"), &verbs);
+        assert_eq!(outcome, Outcome::Renewed);
+    }
+
+    #[test]
+    fn lease_in_an_encoding_that_is_refused_is_read_and_sent_again_in_the_same_turn() {
+        let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+        let missing = || Err(NodeErrorKind::NotFound);
+        let responses = vec![missing(), Err(NodeErrorKind::Encoding), missing(), Ok(lease("1", "u"))];
+        let verbs = ["get", "create", "get", "create"];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &verbs);
+        assert_eq!(outcome, Outcome::Renewed);
+        let responses = vec![Err(NodeErrorKind::Encoding), Ok(lease("1", "u")), Ok(lease("2", "u"))];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &["update", "get", "update"]);
         assert_eq!(outcome, Outcome::Renewed);
     }
 

@@ -20,7 +20,10 @@ mod addresses;
 mod api;
 mod compose;
 mod conditions;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod lease;
+mod lease_object;
 mod patch;
 mod reader;
 mod reporter;

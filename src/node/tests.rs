@@ -150,28 +150,29 @@ fn becomes_ready_with_the_recorded_patch() {
 fn the_lease_is_the_recorded_one() {
     use super::api::LeaseApi;
     use super::lease::LeaseRenewer;
+    use super::lease_object::LeaseObject;
     use crate::model::coordination::Lease;
     /// Has no lease at first, and then the recorded one.
     struct Server(Arc<Mutex<Vec<Value>>>);
     impl Server {
-        fn take(&self, lease: &Lease) -> Result<Lease, NodeError> {
-            self.0.lock().unwrap().push(sent(lease));
-            let mut lease = lease.clone();
+        fn take(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
+            let mut lease: Lease = serde_json::from_slice(&lease.to_body().1).unwrap();
+            self.0.lock().unwrap().push(sent(&lease));
             lease.metadata.uid = Some("<uid15>".to_owned());
             lease.metadata.resource_version = Some("<rv>".to_owned());
             lease.metadata.creation_timestamp = Some(crate::model::meta::Time(timestamp(1)));
             lease.metadata.managed_fields = Some(Vec::new());
-            Ok(lease)
+            Ok(LeaseObject::from_body(&serde_json::to_vec(&lease).unwrap()).unwrap())
         }
     }
     impl LeaseApi for Server {
-        fn get(&self) -> Result<Lease, NodeError> {
+        fn get(&self) -> Result<LeaseObject, NodeError> {
             Err(NodeError::new("get", "lease".to_owned(), String::new(), NodeErrorKind::NotFound))
         }
-        fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        fn create(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
             self.take(lease)
         }
-        fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
+        fn update(&self, lease: &LeaseObject) -> Result<LeaseObject, NodeError> {
             self.take(lease)
         }
         fn drop_connections(&self) {}

@@ -5,6 +5,8 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
+use super::encoding;
+
 /// A request of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct ReceivedRequest {
@@ -13,7 +15,7 @@ pub(crate) struct ReceivedRequest {
     pub uri: String,
     /// Names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Null without one.
+    /// Null without one. An object in Protocol Buffers is shown as JSON.
     pub body: Value,
 }
 
@@ -86,18 +88,47 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<ReceivedRequest> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    let body = if length == 0 { Value::Null } else { serde_json::from_slice(&body).unwrap() };
-    Some(ReceivedRequest { method, uri, headers, body })
+    let mut request = ReceivedRequest { method, uri, headers, body: Value::Null };
+    if request.header("content-type") == encoding::PROTOBUF {
+        request.body = encoding::decode(&body);
+    } else if length > 0 {
+        request.body = serde_json::from_slice(&body).unwrap();
+    }
+    Some(request)
 }
 
-/// Sends an answer; whether the connection is fit for another.
+/// Sends an answer in JSON; whether the connection is fit for another.
 pub(super) fn send(socket: &mut TcpStream, code: u16, retry_after: Option<u32>, body: &str) -> bool {
+    send_bytes(socket, code, retry_after, "application/json", body.as_bytes())
+}
+
+/// Sends the response to a request in the encoding that the request prefers.
+pub(super) fn send_encoded(
+    socket: &mut TcpStream,
+    request: &ReceivedRequest,
+    code: u16,
+    body: &Value,
+) -> bool {
+    let prefers_protobuf = request.header("accept").starts_with(encoding::PROTOBUF);
+    match prefers_protobuf.then(|| encoding::encode(body)).flatten() {
+        Some(bytes) => send_bytes(socket, code, None, encoding::PROTOBUF, &bytes),
+        None => send(socket, code, None, &body.to_string()),
+    }
+}
+
+fn send_bytes(
+    socket: &mut TcpStream,
+    code: u16,
+    retry_after: Option<u32>,
+    content_type: &str,
+    body: &[u8],
+) -> bool {
     let after = retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
     let length = body.len();
-    let text = format!(
-        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\n{after}Content-Length: {length}\r\n\r\n{body}"
+    let head = format!(
+        "HTTP/1.1 {code} X\r\nContent-Type: {content_type}\r\n{after}Content-Length: {length}\r\n\r\n"
     );
-    socket.write_all(text.as_bytes()).is_ok()
+    socket.write_all(&[head.as_bytes(), body].concat()).is_ok()
 }
 
 /// Sends one chunk of an answer.

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod encoding;
 mod http;
 mod store;
 
@@ -466,7 +467,7 @@ impl Shared {
             None => self.lock().store.respond(&request),
         };
         self.changed.notify_all();
-        http::send(socket, code, None, &body.to_string())
+        http::send_encoded(socket, &request, code, &body)
     }
 
     /// Waits while the server is frozen.
