@@ -186,11 +186,11 @@ impl Cluster {
         if let Some(offline) = &offline {
             let running = offline.spawn(
                 offline_deps(
-                    offline,
                     rooms,
                     &node,
                     reader,
                     pod_api,
+                    sync_limit,
                     bound::reader(&host.node_name, &client),
                     health,
                 ),
@@ -287,11 +287,11 @@ fn hook(
 }
 
 fn offline_deps(
-    offline: &Offline,
     rooms: &Rooms,
     node: &NodeWatch,
     reader: NodeReader,
     pod_api: PodDependencies,
+    sync_limit: Duration,
     read_pods: offline::ReadPods,
     health: Sender<()>,
 ) -> offline::Deps {
@@ -299,7 +299,7 @@ fn offline_deps(
     let (status, services, named) =
         (rooms.status.clone(), pod_api.services.clone(), pod_api.services.clone());
     // As for the hook.
-    let (volumes, offline) = (Arc::downgrade(&rooms.volumes), offline.clone());
+    let volumes = Arc::downgrade(&rooms.volumes);
     offline::Deps {
         node: Box::new(move || confirmed.confirmed()),
         node_changes: node.subscribe(),
@@ -320,9 +320,11 @@ fn offline_deps(
         needs: Box::new(PodDependencies::stored_keys),
         entered: Box::new(move |phase| {
             pod_api.entered(phase);
-            let expired = offline.pods_with_expired_tokens();
-            if phase == offline::Phase::Online && !expired.is_empty() {
-                volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&expired));
+            if phase == offline::Phase::Online {
+                let unrenewed: Vec<PodUid> = pod_api.take_unrenewed(sync_limit).into_iter().collect();
+                if !unrenewed.is_empty() {
+                    volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&unrenewed));
+                }
             }
             // A condition of the Node object shows it. If the bell is full, its thread wakes anyway.
             let _ = health.try_send(());

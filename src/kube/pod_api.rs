@@ -119,6 +119,16 @@ impl PodDependencies {
         }
     }
 
+    /// The pods that have used stored tokens and certificates and are to be synced now, because these have
+    /// expired, or may expire before the sync that follows within `sync_limit` anyway. To be called when the
+    /// API server counts again; each pod is returned once.
+    #[must_use]
+    pub fn take_unrenewed(&self, sync_limit: Duration) -> BTreeSet<PodUid> {
+        let mut pods = self.trust.certificates.take_unrenewed();
+        pods.extend(self.tokens.take_unrenewed(sync_limit));
+        pods
+    }
+
     /// Whether the API server is away or has lost its data, on a node with `--offline`.
     #[must_use]
     pub fn is_without_server(&self) -> bool {

@@ -16,7 +16,7 @@
 mod key;
 mod state;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -166,6 +166,8 @@ struct Shared {
     offline: OnceLock<Offline>,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<HashMap<PodUid, HashMap<SourceKey, Entry>>>,
+    /// The pods that have stored certificates.
+    unrenewed: Mutex<BTreeSet<PodUid>>,
 }
 
 /// The certificate of one source.
@@ -187,7 +189,8 @@ impl PodCertificates {
     /// An empty table.
     #[must_use]
     pub fn new(api: Box<dyn CertificateApi>) -> PodCertificates {
-        let shared = Shared { api, offline: OnceLock::new(), table: Mutex::default() };
+        let shared =
+            Shared { api, offline: OnceLock::new(), table: Mutex::default(), unrenewed: Mutex::default() };
         PodCertificates { shared: Arc::new(shared) }
     }
 
@@ -255,6 +258,13 @@ impl PodCertificates {
         pods
     }
 
+    /// The API server counts again: the pods that have been given stored certificates, which may have expired.
+    /// They are to be synced now, which requests new ones. Each is returned once.
+    #[must_use]
+    pub fn take_unrenewed(&self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut *self.shared.unrenewed.locked())
+    }
+
     /// How many certificates there are of each signer in each state, such as `fresh` (Go:
     /// `MetricReport`).
     #[must_use]
@@ -281,6 +291,7 @@ impl PodCertificates {
     /// Drops the certificates of a pod that was removed.
     pub fn forget(&self, uid: &PodUid) {
         self.table().remove(uid);
+        self.shared.unrenewed.locked().remove(uid);
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<SourceKey, Entry>>> {
@@ -303,6 +314,7 @@ impl PodCertificates {
         }
         let key = stored::certificate_key(pod.uid().as_str(), place, source);
         let StoredCertificate { key, chain } = offline.read_json(&key)?;
+        self.shared.unrenewed.locked().insert(pod.uid().clone());
         Some(Credential { key: key.into(), chain })
     }
 

@@ -159,6 +159,9 @@ struct Shared {
     offline: OnceLock<Offline>,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<HashMap<PodUid, HashMap<Key, Entry>>>,
+    /// The pods that have tokens for which no request was sent, because the API server does not count, and
+    /// when the first of these tokens expires.
+    unrenewed: Mutex<HashMap<PodUid, Timestamp>>,
 }
 
 impl fmt::Debug for Tokens {
@@ -171,7 +174,8 @@ impl Tokens {
     /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn TokenApi>) -> Tokens {
-        let shared = Shared { api, offline: OnceLock::new(), table: Mutex::default() };
+        let shared =
+            Shared { api, offline: OnceLock::new(), table: Mutex::default(), unrenewed: Mutex::default() };
         Tokens { shared: Arc::new(shared) }
     }
 
@@ -288,9 +292,25 @@ impl Tokens {
         pods
     }
 
+    /// The API server counts again: the pods that have been given tokens without a request, and of which one
+    /// has expired or expires within `sync_limit`. They are to be synced now; see [`Tokens::returned`], which
+    /// does not find them. Each is returned once.
+    #[must_use]
+    pub fn take_unrenewed(&self, sync_limit: Duration) -> Vec<PodUid> {
+        self.take_unrenewed_at(Timestamp::now(), sync_limit)
+    }
+
+    fn take_unrenewed_at(&self, now: Timestamp, sync_limit: Duration) -> Vec<PodUid> {
+        let least = SignedDuration::try_from(sync_limit).unwrap_or(SignedDuration::MAX);
+        let unrenewed = std::mem::take(&mut *self.shared.unrenewed.locked());
+        let is_due = |expires: &Timestamp| expires.duration_since(now) < least;
+        unrenewed.into_iter().filter(|(_, expires)| is_due(expires)).map(|(uid, _)| uid).collect()
+    }
+
     /// Removes the tokens of a pod that was removed.
     pub fn forget(&self, uid: &PodUid) {
         self.shared.table().remove(uid);
+        self.shared.unrenewed.locked().remove(uid);
     }
 }
 
@@ -311,6 +331,11 @@ impl Shared {
                 Arc::new(Token { text: text.into(), expires, seconds })
             }
         };
+        self.unrenewed
+            .locked()
+            .entry(pod.uid().clone())
+            .and_modify(|expires| *expires = token.expires.min(*expires))
+            .or_insert(token.expires);
         if now >= token.expires {
             offline.token_expired(pod);
         }
@@ -630,6 +655,32 @@ mod tests {
         let stored: StoredToken = serde_json::from_str(body).unwrap();
         assert_eq!((stored.text.as_str(), stored.expires, stored.seconds), ("t1", timestamp(3600), 3600));
         assert!(!format!("{:?} {tokens:?}", store.offline).contains("t1"));
+    }
+
+    /// Their pods would use an expired token until their next sync, a minute and a half later.
+    #[test]
+    fn pods_with_stored_tokens_that_expire_soon_are_synced_when_the_server_counts_again() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicI64::new(1)));
+        for (uid, expires) in [("1", 100), ("2", 5000)] {
+            let key = Key::new(&pod(uid), "", Some(3600)).stored_key(&PodUid::from(uid));
+            let stored = StoredToken { text: "old".to_owned(), expires: timestamp(expires), seconds: 3600 };
+            store.write(&key, &stored);
+        }
+        store.enter(Phase::Alone);
+        let tokens = stored_cache(&store, &count);
+        let unrenewed = |second: i64| tokens.take_unrenewed_at(timestamp(second), Duration::from_secs(120));
+        let use_stored = || {
+            assert_eq!((get(&tokens, "1", 50), get(&tokens, "2", 50)), ("old".to_owned(), "old".to_owned()));
+        };
+        use_stored();
+        assert_eq!(unrenewed(50), [PodUid::from("1")]);
+        assert!(unrenewed(5000).is_empty(), "each is returned once");
+        use_stored();
+        tokens.forget(&PodUid::from("1"));
+        assert_eq!(unrenewed(4900), [PodUid::from("2")]);
+        store.enter(Phase::Online);
+        assert_eq!(get(&tokens, "2", 4900), "t1");
+        assert!(unrenewed(i64::from(u32::MAX)).is_empty(), "this one was requested");
     }
 
     #[test]

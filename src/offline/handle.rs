@@ -330,13 +330,6 @@ impl Offline {
         }
     }
 
-    /// The pods of these events. Stored tokens are not in the cache of this process, so nothing else begins
-    /// their renewal when the API server is back.
-    #[must_use]
-    pub fn pods_with_expired_tokens(&self) -> Vec<PodUid> {
-        self.shared.expired.locked().iter().cloned().collect()
-    }
-
     /// What the room shows of itself.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -728,7 +721,6 @@ mod tests {
         }
         let reasons: Vec<_> = events.try_iter().map(|event| event.reason).collect();
         assert_eq!(reasons, [reasons::EXPIRED_TOKEN_USED; 2]);
-        assert_eq!(offline.pods_with_expired_tokens(), ["a", "b"].map(PodUid::from));
     }
 
     #[test]

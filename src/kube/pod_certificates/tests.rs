@@ -213,13 +213,17 @@ fn stored_certificate_serves_after_a_restart_without_the_server_and_is_replaced_
     assert!(other.get("ECDSAP256").is_err(), "no such key is stored");
     let bench = open();
     *bench.fake.down.lock().unwrap() = true;
+    assert!(bench.certificates.take_unrenewed().is_empty());
     assert_eq!(bench.get("ED25519"), Ok(first.clone()));
     assert!(!format!("{:?} {first:?}", store.offline).contains("PRIVATE KEY"));
     store.enter(Phase::Online);
     *bench.fake.down.lock().unwrap() = false;
+    let own = BTreeSet::from([pod().uid().clone()]);
+    assert_eq!(bench.certificates.take_unrenewed(), own, "its next sync may be a minute and a half away");
     bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
     assert_ne!(bench.get("ED25519").unwrap().key(), first.key());
     assert_eq!(store.changes().len(), 1);
+    assert!(bench.certificates.take_unrenewed().is_empty());
 }
 
 #[test]
