@@ -489,8 +489,8 @@ impl Writer {
         }
         // A stored Node object means that the stored pods are complete: without it the node never starts alone,
         // which would stop the others.
-        let has_pods = self.queue.has_pods() || !self.inbox.is_empty();
-        if std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(&node)) || (has_pods && !self.is_node_stored) {
+        let has_new_pods = self.queue.has_new_pods(|key| self.store.has(key)) || !self.inbox.is_empty();
+        if std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(&node)) || (has_new_pods && !self.is_node_stored) {
             return;
         }
         let Ok(body) = serde_json::to_vec(&stored::node(&node)) else { return };
@@ -912,6 +912,31 @@ mod tests {
         fixture.offline().accept().unwrap();
         fixture.turns(60);
         assert_eq!(label(&fixture), ("v".to_owned(), "3".to_owned()));
+    }
+
+    /// With several pods whose annotations change every few seconds, a new version of some pod always waits.
+    #[test]
+    fn node_object_does_not_wait_for_further_versions_of_stored_pods() {
+        let (root, offline) = empty();
+        let shown: Arc<Mutex<Option<Arc<Node>>>> = Arc::default();
+        let shared = Arc::clone(&shown);
+        let deps = Deps { node: Box::new(move || shared.locked().clone()), ..testing::deps() };
+        let mut fixture = Fixture::with(root, offline, deps);
+        let version = |version: &str| {
+            let mut object = pod("a").into_object();
+            object.metadata.resource_version = Some(version.to_owned());
+            object.metadata.labels = Some(BTreeMap::from([("version".to_owned(), version.to_owned())]));
+            Pod::from(object)
+        };
+        fixture.offline().server_set(vec![version("1")], true);
+        fixture.turns(0);
+        let key = key(Kind::Pod, "a");
+        assert!(fixture.has(&key));
+        // Its file was just written, so this version waits.
+        fixture.offline().server_set(vec![version("2")], false);
+        *shown.locked() = Some(node("u", "1"));
+        fixture.turns(1);
+        assert!(fixture.writer.queue.has(&key) && fixture.has(&Key::node()));
     }
 
     #[test]
