@@ -124,6 +124,19 @@ impl Store {
         Ok(())
     }
 
+    /// [`Store::remove`], which a power cut does not undo.
+    ///
+    /// # Errors
+    /// When it cannot be removed, or that cannot be made permanent; then it counts as stored.
+    pub fn remove_for_good(&mut self, files: &Files, key: &Key) -> Result<(), FileError> {
+        files.remove(key)?;
+        if self.has(key) {
+            files.sync()?;
+        }
+        self.forget(key);
+        Ok(())
+    }
+
     /// The keys of all stored objects.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.known.keys()

@@ -631,6 +631,10 @@ impl Writer {
         let Some(due) = self.queue.next(now, self.offline.accepts_absence()) else { return false };
         let files = &self.offline.shared.files;
         let result = match &due.change {
+            // One whose deletion was forced may run elsewhere already, and was not marked for deletion before.
+            Change::Gone if due.key.kind == Kind::Pod => {
+                self.store.remove_for_good(files, &due.key).map(|()| None)
+            }
             Change::Gone => self.store.remove(files, &due.key).map(|()| None),
             Change::Body(body) | Change::Urgent(body) => {
                 self.store.put(files, &due.key, body.reveal()).map(Some)
@@ -720,6 +724,7 @@ mod tests {
 
     use super::super::testing::{self, pod};
     use super::*;
+    use crate::util::disk_writes;
 
     /// More than a test causes.
     const EVENTS: usize = 4096;
@@ -877,6 +882,28 @@ mod tests {
         fixture.turns(1);
         assert!(!fixture.has(&a) && !fixture.has(&token));
         assert!(fixture.has(&key(Kind::Pod, "b")) && fixture.has(&key(Kind::Token, "b/0")));
+    }
+
+    /// Some file systems write a removal half a minute later.
+    #[test]
+    fn removal_of_a_pod_is_permanent_at_once_and_costs_one_sync() {
+        let (root, offline) = empty();
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        let mut mirror = pod("m").into_object();
+        mirror.metadata.annotations =
+            Some([("kubernetes.io/config.mirror".to_owned(), "x".to_owned())].into());
+        let mirror = Pod::from(mirror);
+        fixture.offline().server_set(vec![pod("a"), pod("b"), mirror.clone()], true);
+        fixture.put(&key(Kind::Token, "a/0"), "token");
+        fixture.turns(0);
+        let before = disk_writes::thread_syncs();
+        fixture.offline().server_set(vec![pod("b"), mirror], false);
+        fixture.turns(1);
+        assert!(!fixture.has(&key(Kind::Pod, "a")) && !fixture.has(&key(Kind::Token, "a/0")));
+        assert_eq!(disk_writes::thread_syncs() - before, 1);
+        fixture.offline().server_set(vec![pod("b")], false);
+        fixture.turns(2);
+        assert_eq!(disk_writes::thread_syncs() - before, 1, "mirrors are not stored");
     }
 
     #[test]

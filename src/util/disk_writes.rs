@@ -102,6 +102,19 @@ pub fn created<T, E>(result: Result<T, E>) -> Result<T, E> {
 /// A file or a directory was synced.
 pub fn sync() {
     count(Written { files: 0, bytes: 0, syncs: 1 });
+    #[cfg(test)]
+    THREAD_SYNCS.set(THREAD_SYNCS.get() + 1);
+}
+
+#[cfg(test)]
+thread_local! {
+    static THREAD_SYNCS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Calls of fsync by the current thread: other tests of the process sync at the same time.
+#[cfg(test)]
+pub(crate) fn thread_syncs() -> u64 {
+    THREAD_SYNCS.get()
 }
 
 /// What was written since the start of the process.
