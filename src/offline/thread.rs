@@ -39,6 +39,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// The wait after the time of the last contact could not be written.
 const CONTACT_RETRY: Duration = Duration::from_secs(60);
 
+/// The most pods that have ended and are stored, the newest ones. They do not run again, stored or not, and no
+/// quota limits their number: pods that a node refuses end at once.
+const MAX_ENDED: usize = 256;
+
 /// How often a machine without an address looks for its first one, before the decision only.
 const ADDRESS_CHECK: Duration = Duration::from_secs(1);
 
@@ -460,17 +464,22 @@ impl Writer {
     }
 
     fn take_changes(&mut self, now: Instant) {
+        let mut may_have_ended = false;
         for (key, change) in self.inbox.drain() {
             match (key.kind, &change) {
                 (Kind::Pod, Change::Gone) => {
                     self.statuses.remove(&PodUid::from(key.name.as_str()));
                     self.has_old_pods = true;
                 }
-                (Kind::Pod, _) => self.has_new_pods = true,
+                (Kind::Pod, _) => {
+                    self.has_new_pods = true;
+                    may_have_ended |= matches!(change, Change::Urgent(_));
+                }
                 _ => {}
             }
             self.queue.offer(key, change, now);
         }
+        self.has_old_pods |= may_have_ended && !surplus(&self.known()).is_empty();
     }
 
     /// Queues the Node object, if it changed and belongs to the set that counts: after a start, another UID
@@ -533,13 +542,14 @@ impl Writer {
         for (uid, status) in changed {
             let is_terminal = stored::is_terminal(&status);
             // A pod that the API server shows as ended never runs again, although its containers may still run.
-            if known.get(&uid).is_none_or(|is_over| *is_over && !is_terminal) {
+            let Some(&is_over) = known.get(&uid) else { continue };
+            if is_over && !is_terminal {
                 continue;
             }
-            // A pod that was purged is not there at the next start.
+            // A pod that was purged, or is one of too many that have ended, is not there at the next start.
             let pod = Key::new(Kind::Pod, uid.as_str());
             let is_stored = self.store.has(&pod) || self.queue.has(&pod) || !self.inbox.is_empty();
-            if phase.uses_stored() && !is_stored {
+            if (phase.uses_stored() || is_over) && !is_stored {
                 continue;
             }
             let digest = stored::significant(&status);
@@ -587,14 +597,16 @@ impl Writer {
         }
     }
 
-    /// After pods were removed: removes the objects that no pod needs. Queues pods that are not stored because
-    /// their files were damaged, or did not fit.
+    /// After pods were removed, or too many have ended: removes the objects that no pod needs, and the oldest
+    /// ended pods. Queues pods that are not stored because their files were damaged, or did not fit.
     fn collect(&mut self, now: Instant) {
         if !self.has_old_pods || !self.offline.accepts_absence() {
             return;
         }
         self.has_old_pods = false;
-        let known: Vec<Pod> = self.known().into_iter().filter(|pod| !pod.is_mirror()).collect();
+        let mut known: Vec<Pod> = self.known().into_iter().filter(|pod| !pod.is_mirror()).collect();
+        let surplus = surplus(&known);
+        known.retain(|pod| !surplus.contains(pod.uid()));
         let uids: BTreeSet<&str> = known.iter().map(|pod| pod.uid().as_str()).collect();
         let (offline, queue) = (&self.offline, &self.queue);
         let read = |key: &Key| queue.body(key).or_else(|| offline.read(key));
@@ -711,6 +723,18 @@ impl Writer {
 
 fn namespaces(pods: &[Pod]) -> BTreeSet<String> {
     pods.iter().filter(|pod| !pod.is_mirror()).map(|pod| pod.namespace().to_owned()).collect()
+}
+
+/// The pods that are not stored, because they have ended and there are too many of them.
+fn surplus(pods: &[Pod]) -> BTreeSet<PodUid> {
+    let age = |pod: &Pod| {
+        let created = pod.object().metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (created, pod.uid().clone())
+    };
+    let mut ended: Vec<_> = pods.iter().filter(|pod| pod.is_over() && !pod.is_mirror()).map(age).collect();
+    ended.sort_unstable();
+    ended.truncate(ended.len().saturating_sub(MAX_ENDED));
+    ended.into_iter().map(|(_, uid)| uid).collect()
 }
 
 #[cfg(test)]
@@ -1082,6 +1106,51 @@ mod tests {
         fixture.turns(60);
         let stored: PodStatus = fixture.offline().read_json(&key(Kind::PodStatus, "a")).unwrap();
         assert_eq!(stored.phase.as_deref(), Some("Failed"));
+    }
+
+    /// A controller whose pods this node refuses makes thousands of them, which would take the places of all
+    /// other objects.
+    #[test]
+    fn of_pods_that_have_ended_only_the_newest_are_stored() {
+        // Another one at each read.
+        let failed = |seen: u64| status(json!({"phase": "Failed", "reason": seen.to_string()}));
+        let deps = Deps {
+            statuses: Box::new(move |seen| (seen + 1, vec![(PodUid::from("e000"), failed(seen))])),
+            ..testing::deps()
+        };
+        let (root, offline) = empty();
+        let mut fixture = Fixture::with(root, offline, deps);
+        let ended = |number: usize| {
+            let mut object = pod(&format!("e{number:03}")).into_object();
+            let created = json!(format!("2026-01-01T00:{:02}:{:02}Z", number / 60, number % 60));
+            object.metadata.creation_timestamp = serde_json::from_value(created).unwrap();
+            object.status = serde_json::from_value(json!({"phase": "Failed"})).unwrap();
+            Pod::from(object)
+        };
+        let mut pods: Vec<Pod> = (0..MAX_ENDED + 2).map(ended).collect();
+        pods.push(pod("a"));
+        fixture.offline().server_set(pods.clone(), true);
+        let now = fixture.start;
+        // It writes one file.
+        fixture.writer.turn(now);
+        let has = |fixture: &Fixture, kind: Kind, uid: &str| {
+            let key = key(kind, uid);
+            fixture.writer.queue.body(&key).is_some() || fixture.has(&key)
+        };
+        let is_stored =
+            |fixture: &Fixture, uid: &str| [Kind::Pod, Kind::PodStatus].map(|kind| has(fixture, kind, uid));
+        assert_eq!(
+            ["e000", "e001", "e002"].map(|uid| is_stored(&fixture, uid)),
+            [[false, false], [false, false], [true, true]]
+        );
+        assert!(has(&fixture, Kind::Pod, "a"), "however old a pod is that runs");
+        fixture.writer.read_statuses(now);
+        assert_eq!(is_stored(&fixture, "e000"), [false, false]);
+        pods.push(ended(MAX_ENDED + 2));
+        fixture.offline().server_set(pods, false);
+        fixture.writer.turn(now);
+        assert!(!has(&fixture, Kind::Pod, "e002") && has(&fixture, Kind::Pod, "e003"));
+        assert!(has(&fixture, Kind::Pod, "e258"));
     }
 
     /// As with a slow DHCP server.
