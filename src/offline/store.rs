@@ -13,6 +13,9 @@ use crate::util::sha256::sha256;
 /// nothing starts, and one pod may name any number of other objects.
 const RESERVED_BYTES: u64 = 4 * 1024 * 1024;
 const RESERVED_FILES: usize = 512;
+/// The most bytes of all pods, without their statuses: few pods start without their ConfigMaps, Secrets and
+/// tokens, and one user may have many pods of more than a megabyte each.
+const MAX_POD_BYTES: u64 = MAX_BYTES / 2;
 /// The most files of a kind whose objects belong to no namespace and no pod, although each pod may name any
 /// number of them, also of those that do not exist.
 const MAX_SHARED: usize = 256;
@@ -183,8 +186,8 @@ impl Store {
     /// The files that have to go so that a file may grow from `former` bytes (0: there is none) to `bytes`.
     /// `None`: it may not. Of each owner the largest goes first. Others than pods go for pods; else only
     /// those of an owner that has more than the owner of `key` then has: a body that comes back pushes
-    /// nothing out again. Tokens and certificates of pods push out only such: one tenant may have many pods
-    /// with some of them each.
+    /// nothing out again. Beyond [`MAX_POD_BYTES`] only pods go for pods. Tokens and certificates of pods push
+    /// out only such: one tenant may have many pods with some of them each.
     fn evictions(&self, key: &Key, former: u64, bytes: u64) -> Option<Vec<Key>> {
         let is_first = comes_first(key.kind);
         let (reserved_bytes, reserved_files) =
@@ -212,7 +215,14 @@ impl Store {
                 evicted.push(other.clone());
             }
         }
-        if space.is_enough() {
+        // What pods have beyond their part.
+        let mut surplus = 0;
+        if key.kind == Kind::Pod && bytes > former {
+            let pods = self.known.iter().filter(|(other, _)| other.kind == Kind::Pod);
+            let sum: u64 = pods.map(|(_, known)| known.file_bytes).sum();
+            surplus = sum.saturating_sub(former).saturating_add(bytes).saturating_sub(MAX_POD_BYTES);
+        }
+        if space.is_enough() && surplus == 0 {
             return Some(evicted);
         }
         let mut own = Group { bytes, files: vec![(bytes, key)] };
@@ -229,8 +239,9 @@ impl Store {
         // The smallest first.
         others.values_mut().for_each(|group| group.files.sort_unstable());
         let own = (own.bytes, own.files.len());
-        while !space.is_enough() {
-            let by_bytes = space.bytes > space.max_bytes;
+        while surplus > 0 || !space.is_enough() {
+            let is_surplus = surplus > 0;
+            let by_bytes = is_surplus || space.bytes > space.max_bytes;
             let has_more = |group: &Group<'_>| match by_bytes {
                 true => group.bytes > own.0,
                 false => group.files.len() > own.1,
@@ -238,12 +249,14 @@ impl Store {
             let size = |group: &Group<'_>| if by_bytes { group.bytes } else { group.files.len() as u64 };
             let (_, group) = others
                 .iter_mut()
+                .filter(|((is_pod, _), _)| *is_pod || !is_surplus)
                 .filter(|((is_pod, _), group)| has_more(group) || (is_first && !is_pod))
                 .filter(|(_, group)| group.files.iter().any(|(_, key)| may_go(key)))
                 .max_by_key(|((is_pod, _), group)| (!is_pod, size(group)))?;
             let place = group.files.iter().rposition(|(_, key)| may_go(key))?;
             let (file_bytes, key) = group.files.remove(place);
             group.bytes = group.bytes.saturating_sub(file_bytes);
+            surplus = surplus.saturating_sub(file_bytes);
             space.bytes = space.bytes.saturating_sub(file_bytes);
             space.files = space.files.saturating_sub(1);
             evicted.push(key.clone());

@@ -334,6 +334,30 @@ fn namespace_that_takes_all_the_space_leaves_it_to_others() {
     assert!(!node.path(&pod("u")).exists() && node.path(&status).exists(), "an ended pod stays ended");
 }
 
+/// Few pods start without their other objects.
+#[test]
+fn pods_take_half_of_the_space_at_most_and_the_largest_goes_for_a_smaller_one() {
+    let mut node = Fixture::new();
+    let [pod, _, secret, map] = keys();
+    let other = |number: u64| Key::new(Kind::Pod, &number.to_string());
+    node.put(&map, b"body").unwrap();
+    node.store.insert(other(0), None, MAX_POD_BYTES - 100);
+    assert_eq!(node.put(&pod, &[b'x'; 200]).unwrap(), Stored::Written);
+    assert_eq!(node.store.take_evicted(), [other(0)]);
+    for number in 1..=64 {
+        node.store.insert(other(number), None, MAX_POD_BYTES / 64);
+    }
+    // It is larger than each of the others.
+    let body = vec![b'x'; 1 << 20];
+    assert!(matches!(node.put(&pod, &body), Err(FileError::Full)));
+    assert!(node.path(&map).exists() && node.path(&pod).exists() && node.store.take_evicted().is_empty());
+    // Statuses are no part of it: an ended pod must stay ended.
+    assert_eq!(node.put(&Key::new(Kind::PodStatus, "u"), &body).unwrap(), Stored::Written);
+    assert_eq!(node.put(&secret, &body).unwrap(), Stored::Written);
+    assert_eq!(node.put(&pod, b"small").unwrap(), Stored::Written);
+    assert!(node.path(&map).exists() && node.store.take_evicted().is_empty());
+}
+
 #[test]
 fn pod_with_thousands_of_missing_objects_leaves_places_to_others() {
     let mut node = Fixture::new();
