@@ -333,6 +333,19 @@ fn is_ours(directory: &Path) -> bool {
     })
 }
 
+/// The file that has the time of the last contact for the next start of the agent; `None`: there is no place
+/// for it in memory.
+fn memory_file(args: &AgentArgs) -> Option<PathBuf> {
+    // systemd removes the directory of the default socket whenever the agent ends.
+    let directory = args.local_socket.parent();
+    let file = match directory.filter(|_| args.local_socket == Path::new(LOCAL_SOCKET)) {
+        Some(directory) => directory.with_extension("contact"),
+        None => args.local_socket.with_file_name(CONTACT_FILE),
+    };
+    let is_fit = file.parent().is_some_and(|place| offline::is_in_memory(place) && is_ours(place));
+    is_fit.then_some(file)
+}
+
 /// The store of the API server's last known objects; `None` without `--offline`.
 pub(super) fn offline(
     args: &AgentArgs,
@@ -342,6 +355,10 @@ pub(super) fn offline(
     if !args.offline {
         if !args.offline_stop_after.is_zero() {
             log::warn!("--offline-stop-after has no effect without --offline: no pod will be stopped");
+        }
+        // It is not brought up to date: with these flags again, an old one would stop pods that run.
+        if let Some(path) = memory_file(args) {
+            let _ = std::fs::remove_file(path);
         }
         return Ok(None);
     }
@@ -362,18 +379,7 @@ pub(super) fn offline(
             swap.join(", ")
         );
     }
-    // systemd removes the directory of the default socket whenever the agent ends.
-    let directory = args.local_socket.parent();
-    let memory_file = match directory.filter(|_| args.local_socket == Path::new(LOCAL_SOCKET)) {
-        Some(directory) => directory.with_extension("contact"),
-        None => args.local_socket.with_file_name(CONTACT_FILE),
-    };
-    let fence = offline::FenceSettings {
-        stop_after,
-        shortest,
-        memory_file: Some(memory_file)
-            .filter(|path| path.parent().is_some_and(|place| offline::is_in_memory(place) && is_ours(place))),
-    };
+    let fence = offline::FenceSettings { stop_after, shortest, memory_file: memory_file(args) };
     Ok(Some(offline::Settings {
         directory: args.root_dir.join(OFFLINE_DIR),
         node_name: node_name.to_owned(),
@@ -509,6 +515,24 @@ mod tests {
             std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(is_ours(&place), expected, "{mode:o}");
             assert_eq!(is_ours(&place.join("absent/one")), expected, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn contact_of_a_former_start_goes_without_the_flag() {
+        // Without a tmpfs there is no such file.
+        let Ok(root) = tempfile::tempdir_in("/dev/shm") else { return };
+        if !offline::is_in_memory(root.path()) {
+            return;
+        }
+        let config = default_configuration(DefaultSet::WithFile);
+        let mut args = AgentArgs::new(root.path().join("coracle.sock").to_str().unwrap());
+        let path = root.path().join(CONTACT_FILE);
+        std::fs::write(&path, "x").unwrap();
+        for (offline, exists) in [(true, true), (false, false)] {
+            args.offline = offline;
+            assert_eq!(super::offline(&args, &config, "n").unwrap().is_some(), offline);
+            assert_eq!(path.exists(), exists);
         }
     }
 

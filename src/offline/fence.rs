@@ -7,6 +7,7 @@
 //! deleted, and run elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -90,7 +91,8 @@ struct Limit {
     problem: Option<String>,
 }
 
-/// The state. All functions are quick, and wait for no disk but that of [`Fence::contact`], in memory.
+/// The state. All functions are quick, and wait for no disk but that of [`Fence::contact`] and
+/// [`Fence::set_pods`], in memory.
 pub(super) struct Fence {
     settings: FenceSettings,
     boot_id: String,
@@ -105,6 +107,8 @@ pub(super) struct Fence {
     /// Pods that are not stopped any more, for the sync loop.
     released_pods: Mutex<BTreeSet<PodUid>>,
     memory_written: AtomicI64,
+    /// Whether there may be a file in memory.
+    may_have_memory: AtomicBool,
     /// The contact that is in the store; [`NOT_STORED`]: none of this process.
     stored: AtomicI64,
     released: Sender<()>,
@@ -129,6 +133,7 @@ impl Fence {
             stopped: Mutex::default(),
             released_pods: Mutex::default(),
             memory_written: AtomicI64::new(i64::MIN),
+            may_have_memory: AtomicBool::new(true),
             stored: AtomicI64::new(NOT_STORED),
             released,
             releases,
@@ -201,6 +206,9 @@ impl Fence {
         let is_used =
             self.settings.stop_after.is_some() || pods.iter().any(|pod| pod.annotation(STOP_AFTER).is_some());
         self.is_used.store(is_used, Ordering::Release);
+        if !is_used {
+            self.remove_memory();
+        }
     }
 
     /// The API server responded to a request that began at this time. Returns whether the thread has
@@ -243,9 +251,27 @@ impl Fence {
         if self.is_own.load(Ordering::Acquire) && !self.boot_id.is_empty() {
             // After a failure the next contact tries again. The older time stops pods earlier.
             match atomic_file::write(path, format!("{} {contact}\n", self.boot_id).as_bytes(), 0o600) {
-                Ok(()) => self.memory_written.store(contact, Ordering::Relaxed),
+                Ok(()) => {
+                    self.memory_written.store(contact, Ordering::Relaxed);
+                    self.may_have_memory.store(true, Ordering::Release);
+                }
                 Err(error) => log::warn!("cannot write {}: {error}", path.display()),
             }
+        }
+    }
+
+    /// No pod is stopped after a time, so that the contact is not brought up to date any more: at a start with
+    /// such a pod, an old one would stop pods that run.
+    fn remove_memory(&self) {
+        let Some(path) = &self.settings.memory_file else { return };
+        if !self.may_have_memory.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.memory_written.store(i64::MIN, Ordering::Relaxed);
+        if let Err(error) = std::fs::remove_file(path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            log::warn!("cannot remove {}: {error}", path.display());
         }
     }
 
@@ -563,6 +589,30 @@ mod tests {
             }
             assert!(Fence::new(settings.clone(), Some(0)).stops(&pod("a", None), boot_time()));
         }
+    }
+
+    #[test]
+    fn file_in_memory_goes_when_no_pod_is_stopped_after_a_time() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("contact");
+        let make = |stop_after: Option<u64>| {
+            let stop_after = stop_after.map(Duration::from_secs);
+            let memory_file = Some(path.clone());
+            Fence::new(FenceSettings { stop_after, shortest: Duration::ZERO, memory_file }, None)
+        };
+        let with_flag = make(Some(300));
+        with_flag.contact(boot_time());
+        with_flag.set_pods(&[pod("a", None)]);
+        assert!(path.exists());
+        // The next start is without the flag.
+        let fence = make(None);
+        fence.set_pods(&[pod("a", Some("1h"))]);
+        assert!(path.exists());
+        fence.set_pods(&[pod("a", None)]);
+        assert!(!path.exists());
+        fence.set_pods(&[pod("a", Some("1h"))]);
+        fence.contact(boot_time());
+        assert!(path.exists());
     }
 
     #[test]

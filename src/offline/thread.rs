@@ -324,6 +324,22 @@ impl Writer {
         }
         self.contact_retry = None;
         let shared = &self.offline.shared;
+        if !shared.fence.is_used() {
+            // As the file in memory: it is not brought up to date any more.
+            if self.store.has(&Key::contact()) && self.offline.accepts_absence() {
+                match self.store.remove(&shared.files, &Key::contact()) {
+                    Ok(()) => {
+                        shared.fence.forget_stored();
+                        self.is_report_old = true;
+                    }
+                    Err(error) => {
+                        log::warn!("cannot remove the time of the last contact: {error}");
+                        self.contact_retry = now.checked_add(CONTACT_RETRY);
+                    }
+                }
+            }
+            return;
+        }
         let Some((contact, seconds)) = shared.fence.to_store(shared.fence.stored(), boot_time(), is_stop)
         else {
             return;
@@ -866,6 +882,30 @@ mod tests {
         assert_eq!(count(), 2, "no pod waits");
         let stored: stored::Contact = fixture.offline().read_json(&Key::contact()).unwrap();
         assert!(stored.seconds > 0, "{stored:?}");
+    }
+
+    /// At a later start with such a pod, it would be old.
+    #[test]
+    fn contact_goes_from_the_store_when_no_pod_is_stopped_after_a_time() {
+        let (root, offline) = empty();
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        let with_time = |uid: &str| {
+            let mut object = pod(uid).into_object();
+            let annotation = (super::super::fence::STOP_AFTER.to_owned(), "1h".to_owned());
+            object.metadata.annotations = Some([annotation].into());
+            Pod::from(object)
+        };
+        fixture.offline().server_set(vec![with_time("a")], true);
+        fixture.offline().contact(boot_time());
+        fixture.turns(0);
+        assert!(fixture.has(&Key::contact()));
+        fixture.offline().server_set(vec![pod("b")], false);
+        fixture.turns(1);
+        assert!(!fixture.has(&Key::contact()) && fixture.has(&key(Kind::Pod, "b")));
+        fixture.offline().server_set(vec![pod("b"), with_time("c")], false);
+        fixture.offline().contact(boot_time());
+        fixture.turns(2);
+        assert!(fixture.has(&Key::contact()));
     }
 
     #[test]
