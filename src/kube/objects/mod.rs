@@ -348,7 +348,7 @@ impl Objects {
         let (mut parked, mut unstored) = (Vec::new(), Vec::new());
         for (key, entry) in &mut self.shared.table().entries {
             if let Some(update) = entry.parked.take() {
-                parked.push((key.clone(), entry.id, update));
+                parked.push((key.clone(), (entry.id, entry.number), update));
             }
             if std::mem::take(&mut entry.is_unstored) {
                 unstored.push(key.clone());
@@ -357,8 +357,8 @@ impl Objects {
         for key in unstored {
             self.shared.store(&key);
         }
-        for (key, id, update) in parked {
-            self.shared.update(&key, id, update);
+        for (key, (id, number), update) in parked {
+            self.shared.carry_out(&key, id, update, Some(number));
         }
     }
 
@@ -843,6 +843,12 @@ impl Shared {
 
     /// Handles an update of a watch.
     fn update(&self, key: &Key, id: u64, object: Option<Arc<Object>>) {
+        self.carry_out(key, id, object, None);
+    }
+
+    /// Carries out an update. `parked`: the number of the newest one when it was taken from where it was
+    /// parked; it does not replace one that has arrived since.
+    fn carry_out(&self, key: &Key, id: u64, object: Option<Arc<Object>>, parked: Option<u64>) {
         let mut over = None;
         let mut pods = Vec::new();
         let is_new;
@@ -850,6 +856,9 @@ impl Shared {
             let mut table = self.table();
             let number = table.next_number();
             let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
+            if parked.is_some_and(|parked| parked != entry.number) {
+                return;
+            }
             entry.number = number;
             if !self.server_counts() && entry.is_replaced_by(object.as_deref()) {
                 entry.parked = Some(object);

@@ -791,6 +791,38 @@ fn newer_version_of_the_same_object_replaces_a_parked_update() {
     assert_eq!(get(&objects, "a"), Ok("1".into()));
 }
 
+/// Otherwise an object that was edited in that moment would stay old until its next edit.
+#[test]
+fn update_that_arrives_while_parked_ones_are_carried_out_is_not_replaced_by_them() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let is_settling = Arc::new(AtomicBool::new(false));
+    let (api, settling) = (Arc::clone(&server), Arc::clone(&is_settling));
+    // After the first parked update, and before the second one.
+    let changed: SyncPod = Box::new(move |_| {
+        if settling.swap(false, Ordering::SeqCst) {
+            for name in ["a", "b"] {
+                api.send_event(&key(name), Some(of_uid("other", 9)));
+            }
+        }
+    });
+    let objects = Objects::new(Strategy::Watch, Arc::<Server>::clone(&server), Box::new(|| None), changed)
+        .with_offline(Some(store.offline.clone()));
+    objects.register(&pod("1", &["a", "b"]));
+    let send = |object: &dyn Fn() -> Object| {
+        for name in ["a", "b"] {
+            server.send_event(&key(name), Some(object()));
+        }
+    };
+    send(&|| object(1));
+    store.enter(Phase::Held);
+    send(&|| of_uid("other", 8));
+    store.enter(Phase::Online);
+    is_settling.store(true, Ordering::SeqCst);
+    objects.settle();
+    assert_eq!((get(&objects, "a"), get(&objects, "b")), (Ok("9".into()), Ok("9".into())));
+}
+
 #[test]
 fn objects_that_a_server_lost_before_it_was_held_are_read_from_the_store() {
     let (store, server) = (TestStore::new(), Arc::new(Server::default()));
