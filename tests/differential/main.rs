@@ -17,6 +17,7 @@ mod random;
 
 mod cgroup_files;
 mod chains;
+mod checkpoints;
 mod cpus;
 mod credentials;
 mod documents;
