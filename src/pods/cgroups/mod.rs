@@ -498,6 +498,28 @@ mod tests {
     }
 
     #[test]
+    fn cgroups_of_an_earlier_agent_lose_their_protection_when_they_are_opened() {
+        let root = tempfile::tempdir().unwrap();
+        let burstable = root.path().join("kubepods/burstable");
+        std::fs::create_dir_all(&burstable).unwrap();
+        std::fs::create_dir(root.path().join("kubepods/besteffort")).unwrap();
+        for (file, text) in [("memory.min", "0"), ("memory.low", "4096")] {
+            std::fs::write(burstable.join(file), text).unwrap();
+        }
+        let cgroups = PodCgroups::new(Some(settings(None)), Arc::new(|_| false));
+        let mount = root.path().to_owned();
+        let (events, _inbox) = EventSink::new();
+        let (fatal, failures) = crossbeam_channel::bounded(1);
+        let (on_death, _deaths) = crossbeam_channel::bounded(1);
+        let open: Open = Box::new(move |_| Ok(version_2(&mount)));
+        let deps = Deps { open, events, fatal, wake: Box::new(|_| {}), on_death };
+        start::run(cgroups.shared.as_ref().unwrap(), &deps, &StopToken::never());
+        assert!(failures.try_recv().is_err());
+        assert!(cgroups.access().is_some());
+        assert_eq!(std::fs::read_to_string(burstable.join("memory.low")).unwrap(), "0");
+    }
+
+    #[test]
     fn pod_that_was_inspected_before_the_cgroups_were_made_is_woken_once() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("kubepods")).unwrap();
