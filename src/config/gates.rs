@@ -271,7 +271,7 @@ const FIXED: &[(&str, bool)] = &[
     ("KubeletPodResourcesListUseActivePods", true),
     ("KubeletRegistrationGetOnExistsOnly", false),
     ("KubeletSeparateDiskGC", true),
-    ("KubeletServiceAccountTokenForCredentialProviders", false),
+    ("KubeletServiceAccountTokenForCredentialProviders", true),
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
     ("NativeHistograms", false),
     ("PodAndContainerStatsFromCRI", false),

@@ -29,6 +29,9 @@ pub struct PodDependencies {
     pub objects: Objects,
     /// Service account tokens.
     pub tokens: Tokens,
+    /// Service accounts and their tokens for programs with credentials of registries. They are never
+    /// stored.
+    pub registry_tokens: Tokens,
     /// Services, for environment variables.
     pub services: Services,
     /// RuntimeClasses, for handlers.
@@ -98,6 +101,7 @@ impl PodDependencies {
     pub fn forget(&self, uid: &PodUid) {
         self.objects.unregister(uid);
         self.tokens.forget(uid);
+        self.registry_tokens.forget(uid);
         self.trust.certificates.forget(uid);
     }
 
@@ -167,6 +171,7 @@ impl PodDependencies {
         PodDependencies {
             objects,
             tokens: Tokens::fixed(),
+            registry_tokens: Tokens::fixed(),
             services: Services::default(),
             classes: RuntimeClasses::none(),
             claims: VolumeClaims::none(),

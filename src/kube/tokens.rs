@@ -4,7 +4,7 @@
 //! its lifetime is left or when it is a day old. No timer is needed: pods are synced more often
 //! than that, and each sync calls this.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -104,6 +104,24 @@ pub trait TokenApi: Send + Sync {
     /// # Errors
     /// The request failed.
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError>;
+
+    /// Reads the service account.
+    ///
+    /// # Errors
+    /// The request failed.
+    fn account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, ApiError> {
+        Err(ApiError::no_server())
+    }
+}
+
+/// The metadata of a service account, as far as they are used.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct ServiceAccount {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.annotations`.
+    pub annotations: Option<BTreeMap<String, String>>,
 }
 
 /// Identifies a token: what a pod requests.
@@ -195,6 +213,15 @@ impl Tokens {
     /// When there is no valid token.
     pub fn get(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> Result<Arc<Token>, TokenError> {
         self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
+    }
+
+    /// The pod's service account, as the API server has it now. Blocks during the request.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn account(&self, pod: &Pod) -> Result<ServiceAccount, ApiError> {
+        let name = pod.spec().service_account_name.as_deref().unwrap_or_default();
+        self.shared.api.account(pod.namespace(), name)
     }
 
     /// Whether [`Tokens::get`] returns a token without a request.

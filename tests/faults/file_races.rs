@@ -324,6 +324,7 @@ fn volume_file_writer_never_escapes_its_volume() {
             Box::new(|_: &PodUid| {}),
         ),
         tokens: Tokens::new(Box::new(FakeApiServer)),
+        registry_tokens: Tokens::new(Box::new(FakeApiServer)),
         services: Default::default(),
         classes: RuntimeClasses::new(Box::new(FakeApiServer)),
         claims: Default::default(),

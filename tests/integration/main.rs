@@ -29,6 +29,7 @@ mod pod_resources;
 mod pods_api;
 mod projections;
 mod proxy;
+mod registry_accounts;
 mod relay;
 mod returns;
 mod runtime;

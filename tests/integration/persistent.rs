@@ -89,6 +89,7 @@ impl Fixture {
         let api = PodDependencies {
             objects: Objects::new(Strategy::Get, Arc::new(server.clone()), Box::new(|| None), changed),
             tokens: Tokens::new(Box::new(server.clone())),
+            registry_tokens: Tokens::new(Box::new(server.clone())),
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(server.clone())),
             claims: VolumeClaims::new(Box::new(server)),

@@ -521,6 +521,7 @@ impl FakeApiServer {
         PodDependencies {
             objects: Objects::new(Strategy::Get, Arc::new(self.clone()), Box::new(|| None), changed),
             tokens: Tokens::new(Box::new(self.clone())),
+            registry_tokens: Tokens::new(Box::new(self.clone())),
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(NoClasses)),
             claims: Default::default(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::records::PullSecret;
+use super::records::{Proof, PullAccount, PullSecret};
 use crate::model::image_name::{normalized, repository};
 use crate::model::registry_url;
 use crate::util::encoding::from_base64;
@@ -37,8 +37,19 @@ pub struct Credential {
     pub username: String,
     /// The user's password.
     pub password: String,
-    /// The Secret of the credential; `None` for a credential of the node.
+    /// The Secret of the credential; `None` for a credential of the node or of a service account.
     pub(super) secret: Option<Arc<PullSecret>>,
+    /// The service account for which a program has supplied the credential.
+    pub(super) account: Option<Arc<PullAccount>>,
+}
+
+impl Credential {
+    /// What shows that the pod may have an image that was pulled with the credential; `None` for a
+    /// credential of the node, whose images all pods may have.
+    pub(super) fn proof(&self) -> Option<Proof> {
+        let secret = self.secret.as_deref().cloned().map(Proof::Secret);
+        secret.or_else(|| self.account.as_deref().cloned().map(Proof::Account))
+    }
 }
 
 impl fmt::Debug for Credential {
@@ -187,7 +198,7 @@ impl Entry {
                 None => {}
             }
         }
-        Some(Credential { username, password, secret: None })
+        Some(Credential { username, password, secret: None, account: None })
     }
 }
 
@@ -651,7 +662,8 @@ mod tests {
         )
         .unwrap();
         let found = keyring(r#"{"auths": {"r.example": {"auth": "dTpw", "username": "x"}}}"#);
-        assert_eq!(found, [Credential { username: "u".into(), password: "p".into(), secret: None }]);
+        let expected = Credential { username: "u".into(), password: "p".into(), secret: None, account: None };
+        assert_eq!(found, [expected]);
         assert_eq!(keyring("{broken").first().map(|c| c.username.as_str()), Some("old"));
         assert_eq!(format!("{found:?}"), "[Credential(u, ***)]");
     }

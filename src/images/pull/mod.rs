@@ -10,7 +10,7 @@ mod registries;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -35,11 +35,11 @@ use crate::util::stop::StopToken;
 use super::listed::{RuntimeImage, requested as spec};
 use super::set::{ImageSet, SetLookup};
 use credentials::{Credential, Keyring};
-use providers::Providers;
+use providers::{PodAccount, Providers};
 pub(crate) use pull_secrets::PullSecrets;
 use rate_limit::RateLimit;
 pub use records::CredentialVerification;
-use records::{PullSecret, RecordError, Records};
+use records::{Proof, RecordError, Records};
 use registries::{UnreachableRegistries, has_no_response};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
@@ -201,6 +201,7 @@ fn list(errors: &[String]) -> String {
 struct Pull<'a> {
     image: &'a str,
     secrets: &'a PullSecrets,
+    account: Option<PodAccount<'a>>,
     sandbox_config: Option<&'a PodSandboxConfig>,
     limit: Option<Duration>,
     /// The image is on the node and may be used: if its registry does not respond, it is not waited for.
@@ -210,8 +211,8 @@ struct Pull<'a> {
 
 struct Pulled {
     reference: ImageRef,
-    /// The pod's credential with which the pull succeeded, if there was one.
-    proof: Option<Arc<PullSecret>>,
+    /// That of the pod's credential with which the pull succeeded, if there was one.
+    proof: Option<Proof>,
     /// How long it took after its wait for others.
     time: Duration,
 }
@@ -304,7 +305,16 @@ impl ImagePuller {
 
     fn must_pull(&self, request: ImageRequest<'_>, found: &Image) -> bool {
         let reference = ImageRef::from(found.id.as_str());
-        self.records.must_pull(request.image, &reference, &request.secrets.proofs(request.image))
+        let account = || {
+            let account = self.account_of(request.pod);
+            let found = self.providers.for_image(request.image, account, None, request.stop);
+            found.into_iter().find_map(|credential| credential.account.as_deref().cloned())
+        };
+        self.records.must_pull(request.image, &reference, &request.secrets.proofs(request.image), account)
+    }
+
+    fn account_of<'a>(&'a self, pod: &'a Pod) -> Option<PodAccount<'a>> {
+        PodAccount::new(pod, self.deps.api.as_ref())
     }
 
     /// Reports pull secrets that could not be read, if a pull was tried and failed (Go, since 1.37:
@@ -405,7 +415,8 @@ impl ImagePuller {
         let ImageRequest { secrets, stop, .. } = request;
         let sandbox_config = Some(request.sandbox_config);
         let (limit, is_present) = (present.map(|_| STORED_LIMIT), present.is_some());
-        let pull = Pull { image, secrets, sandbox_config, limit, is_present, stop };
+        let account = self.account_of(request.pod);
+        let pull = Pull { image, secrets, account, sandbox_config, limit, is_present, stop };
         let result = self.pull_in_turn(requested, &pull);
         let pulled = match (result, present) {
             (Ok(pulled), _) => pulled,
@@ -428,7 +439,7 @@ impl ImagePuller {
         };
         let Pulled { reference, proof, time } = pulled;
         self.unreachable.remove(image);
-        self.records.pulled(requested, &reference, proof.as_deref());
+        self.records.pulled(requested, &reference, proof.as_ref());
         let found = self.inspect_pulled(&reference, stop);
         let size = found.as_ref().map_or(0, |found| found.size);
         metrics::IMAGE_PULL.observe_duration([metrics::image_size(size)], time);
@@ -471,10 +482,12 @@ impl ImagePuller {
         let image = with_default_tag(requested)?;
         self.records.intend(requested)?;
         let (sandbox_config, limit, is_present) = (None, Some(limit), false);
-        let pull = Pull { image: &image, secrets: &secrets, sandbox_config, limit, is_present, stop };
+        let account = pod.and_then(|pod| self.account_of(pod));
+        let pull =
+            Pull { image: &image, secrets: &secrets, account, sandbox_config, limit, is_present, stop };
         let Pulled { reference, proof, .. } = self.pull_in_turn(requested, &pull)?;
         let found = self.inspect_pulled(&reference, stop);
-        self.records.pulled(requested, &reference, proof.as_deref());
+        self.records.pulled(requested, &reference, proof.as_ref());
         Ok(found?.id)
     }
 
@@ -533,7 +546,7 @@ impl ImagePuller {
     fn candidates(&self, pull: &Pull<'_>, limit: Option<Duration>) -> Vec<Credential> {
         let mut candidates = pull.secrets.for_image(pull.image);
         candidates.extend(self.keyring.for_image(pull.image, Instant::now()));
-        candidates.extend(self.providers.for_image(pull.image, limit, pull.stop));
+        candidates.extend(self.providers.for_image(pull.image, pull.account, limit, pull.stop));
         candidates
     }
 
@@ -554,7 +567,7 @@ impl ImagePuller {
             if self.rate.as_ref().is_some_and(|rate| !rate.allow(Instant::now())) {
                 return Err(PullError::Rate);
             }
-            let proof = credential.as_ref().and_then(|credential| credential.secret.clone());
+            let proof = credential.as_ref().and_then(Credential::proof);
             let auth = credential.map(auth);
             match self.deps.images.pull_image(spec(image), auth, sandbox_config, limit, stop) {
                 Ok(reference) => return Ok(Pulled { reference, proof, time: started.elapsed() }),

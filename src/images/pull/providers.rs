@@ -1,24 +1,30 @@
 //! Registry credentials from programs (Go: pkg/credentialprovider/plugin). A program receives the
-//! name of an image and returns credentials by pattern; if it fails, the pull continues without
-//! these credentials.
+//! name of an image, and if its configuration says so a token of the pod's service account, and returns
+//! credentials by pattern; if it fails, the pull continues without these credentials.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::GoDuration;
 use crate::config::credential_providers::{CredentialProvider, CredentialProviders};
+use crate::kube::PodDependencies;
+use crate::kube::error::ApiError;
+use crate::kube::tokens::{Token, TokenError};
+use crate::model::pod::Pod;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
 use super::credentials::{Credential, Entry, Index, full_repository, index, key_matches, lookup};
+use super::records::PullAccount;
 use crate::model::typed;
 use crate::util::lock::LockExt;
 use crate::util::permits::Permits;
+use crate::util::sha256;
 
 /// The limits of one program; its time is that of upstream.
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
@@ -27,6 +33,43 @@ const STDERR_SHOWN: usize = 200;
 const GLOBAL_KEY: &str = "global";
 /// The most responses of a program that are kept: users of pods choose the names of images.
 const MAX_CACHED: usize = 1000;
+/// A response that may be used for all pods with the same token only.
+const TOKEN_CACHE: &str = "Token";
+
+/// A pod with a service account.
+#[derive(Clone, Copy)]
+pub(super) struct PodAccount<'a> {
+    pod: &'a Pod,
+    /// `None`: the node has no API server.
+    api: Option<&'a PodDependencies>,
+}
+
+impl<'a> PodAccount<'a> {
+    /// `None`: the pod has no service account, such as a static pod.
+    pub(super) fn new(pod: &'a Pod, api: Option<&'a PodDependencies>) -> Option<PodAccount<'a>> {
+        let name = pod.spec().service_account_name.as_deref().unwrap_or_default();
+        (!name.is_empty()).then_some(PodAccount { pod, api })
+    }
+}
+
+/// What a program receives of a service account.
+struct Identity {
+    account: Arc<PullAccount>,
+    annotations: BTreeMap<String, String>,
+    token: Arc<Token>,
+    /// The start of the keys of its responses in the cache.
+    key: String,
+}
+
+/// How a program is run for a pod.
+enum Caller {
+    /// The program supplies no credentials for this pod.
+    Excluded,
+    /// It receives only the name of the image.
+    Anonymous,
+    /// It receives a token, too.
+    Identified(Identity),
+}
 
 pub(super) struct Providers {
     list: Vec<Provider>,
@@ -63,6 +106,10 @@ enum ProviderError {
     ApiVersion { expected: String, actual: String },
     #[error("credential provider plugin did not return a valid cacheKeyType: {0:?}")]
     CacheKeyType(String),
+    #[error("failed to get service account: {0}")]
+    Account(ApiError),
+    #[error("failed to get service account token: {0}")]
+    Token(TokenError),
 }
 
 #[derive(Serialize)]
@@ -71,6 +118,10 @@ struct Request<'a> {
     kind: &'static str,
     api_version: &'a str,
     image: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_account_token: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_account_annotations: Option<&'a BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -100,9 +151,11 @@ impl Providers {
 
     /// Credentials for `image` from every program that is responsible for it. Blocks while
     /// programs run, until `stop`, and for `limit` at most: then those that are known count.
+    /// `account`: the pod that needs the image, if it has a service account.
     pub(super) fn for_image(
         &self,
         image: &str,
+        account: Option<PodAccount<'_>>,
         limit: Option<Duration>,
         stop: &StopToken,
     ) -> Vec<Credential> {
@@ -112,7 +165,7 @@ impl Providers {
         let Some(image) = full_repository(image) else { return Vec::new() };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let responsible = self.list.iter().filter(|provider| provider.matches(&image));
-        responsible.flat_map(|provider| provider.credentials(&image, deadline, stop)).collect()
+        responsible.flat_map(|provider| provider.credentials(&image, account, deadline, stop)).collect()
     }
 }
 
@@ -126,49 +179,114 @@ impl Provider {
     }
 
     /// `deadline`: when the wait for other pods and for the program ends.
-    fn credentials(&self, image: &str, deadline: Option<Instant>, stop: &StopToken) -> Vec<Credential> {
-        // Pods of this node have no service accounts as long as there is no API server.
-        if self
-            .settings
-            .token_attributes
-            .as_ref()
-            .is_some_and(|attributes| attributes.require_service_account == Some(true))
-        {
-            return Vec::new();
+    fn credentials(
+        &self,
+        image: &str,
+        account: Option<PodAccount<'_>>,
+        deadline: Option<Instant>,
+        stop: &StopToken,
+    ) -> Vec<Credential> {
+        let identity = match self.caller(account) {
+            Ok(Caller::Excluded) => return Vec::new(),
+            Ok(Caller::Anonymous) => None,
+            Ok(Caller::Identified(identity)) => Some(identity),
+            Err(error) => {
+                self.log_failure(image, &error, stop);
+                return Vec::new();
+            }
+        };
+        let found = self.credentials_for(image, identity.as_ref(), deadline, stop);
+        let Some(Identity { account, .. }) = identity else { return found };
+        let of_account =
+            |credential: Credential| Credential { account: Some(Arc::clone(&account)), ..credential };
+        found.into_iter().map(of_account).collect()
+    }
+
+    /// How the program is run for a pod. Reads the service account and requests a token, which is cached.
+    fn caller(&self, account: Option<PodAccount<'_>>) -> Result<Caller, ProviderError> {
+        let Some(attributes) = &self.settings.token_attributes else { return Ok(Caller::Anonymous) };
+        let Some(PodAccount { pod, api }) = account else {
+            let is_required = attributes.require_service_account == Some(true);
+            return Ok(if is_required { Caller::Excluded } else { Caller::Anonymous });
+        };
+        let api = api.filter(|api| !api.is_without_server());
+        let Some(api) = api else { return Err(ProviderError::Account(ApiError::no_server())) };
+        let found = api.registry_tokens.account(pod).map_err(ProviderError::Account)?;
+        let known = found.annotations.unwrap_or_default();
+        let mut annotations = BTreeMap::new();
+        for name in &attributes.required_service_account_annotation_keys {
+            // The owner of the account decides with it whether the program is used.
+            let Some(value) = known.get(name) else { return Ok(Caller::Excluded) };
+            annotations.insert(name.clone(), value.clone());
         }
-        if let Some(found) = self.cached(image, Instant::now()) {
+        for name in &attributes.optional_service_account_annotation_keys {
+            if let Some(value) = known.get(name) {
+                annotations.insert(name.clone(), value.clone());
+            }
+        }
+        let audience = &attributes.service_account_token_audience;
+        let token = api.registry_tokens.get(pod, audience, None).map_err(ProviderError::Token)?;
+        let account = PullAccount {
+            uid: found.uid,
+            namespace: pod.namespace().to_owned(),
+            name: pod.spec().service_account_name.clone().unwrap_or_default(),
+        };
+        let hash =
+            (attributes.cache_type == TOKEN_CACHE).then(|| sha256::sha256_hex(token.expose().as_bytes()));
+        let key = serde_json::json!([account, annotations, hash]).to_string();
+        Ok(Caller::Identified(Identity { account: Arc::new(account), annotations, token, key }))
+    }
+
+    fn log_failure(&self, image: &str, error: &ProviderError, stop: &StopToken) {
+        if !stop.is_stopped() {
+            let name = &self.settings.name;
+            log::warn!("credential provider {name} has no answer for image {image}: {error}");
+        }
+    }
+
+    fn credentials_for(
+        &self,
+        image: &str,
+        identity: Option<&Identity>,
+        deadline: Option<Instant>,
+        stop: &StopToken,
+    ) -> Vec<Credential> {
+        if let Some(found) = self.cached(image, identity, Instant::now()) {
             return found;
         }
         let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let permit = self.permits.take(stop, left());
-        if let Some(found) = self.cached(image, Instant::now()) {
+        if let Some(found) = self.cached(image, identity, Instant::now()) {
             return found;
         }
         let limits = Limits { time: left().map_or(LIMITS.time, |left| left.min(LIMITS.time)), ..LIMITS };
         let result = match &permit {
-            Ok(_) if !limits.time.is_zero() => self.run(image, limits, stop),
+            Ok(_) if !limits.time.is_zero() => self.run(image, identity, limits, stop),
             _ => Err(ProviderError::NoTime),
         };
         match result {
-            Ok(response) => self.store(image, response, Instant::now()),
+            Ok(response) => self.store(image, identity, response, Instant::now()),
             Err(error) => {
-                if !stop.is_stopped() {
-                    let name = &self.settings.name;
-                    log::warn!("credential provider {name} has no answer for image {image}: {error}");
-                }
+                self.log_failure(image, &error, stop);
                 Vec::new()
             }
         }
     }
 
-    fn cached(&self, image: &str, now: Instant) -> Option<Vec<Credential>> {
+    fn cached(&self, image: &str, identity: Option<&Identity>, now: Instant) -> Option<Vec<Credential>> {
         let cache = self.cache.locked();
-        let fresh = |key: &str| cache.get(key).filter(|cached| now < cached.until);
+        let fresh = |key: &str| cache.get(&cache_key(identity, key)).filter(|cached| now < cached.until);
         let cached = fresh(image).or_else(|| fresh(registry(image))).or_else(|| fresh(GLOBAL_KEY))?;
         Some(lookup(&cached.credentials, image))
     }
 
-    fn store(&self, image: &str, response: Response, now: Instant) -> Vec<Credential> {
+    fn store(
+        &self,
+        image: &str,
+        identity: Option<&Identity>,
+        response: Response,
+        now: Instant,
+    ) -> Vec<Credential> {
         let credentials = match index(response.auth.unwrap_or_default()) {
             Ok(credentials) => credentials,
             Err(error) => {
@@ -176,6 +294,18 @@ impl Provider {
                 return Vec::new();
             }
         };
+        let is_token = |password: &str| identity.is_some_and(|identity| password == identity.token.expose());
+        let attributes = self.settings.token_attributes.as_ref();
+        if attributes.is_some_and(|attributes| attributes.cache_type != TOKEN_CACHE)
+            && credentials.values().flatten().any(|credential| is_token(&credential.password))
+        {
+            log::warn!(
+                "cannot use the answer of credential provider {}: it returned the service account token as \
+                 the password, which needs the cacheType \"{TOKEN_CACHE}\"",
+                self.settings.name
+            );
+            return Vec::new();
+        }
         let found = lookup(&credentials, image);
         let duration = response.cache_duration.or(self.settings.default_cache_duration).unwrap_or_default();
         let key = match response.cache_key_type.as_str() {
@@ -192,15 +322,28 @@ impl Provider {
                 let first = first.0.clone();
                 cache.remove(&first);
             }
-            cache.insert(key.to_owned(), Cached { until, credentials });
+            cache.insert(cache_key(identity, key), Cached { until, credentials });
         }
         found
     }
 
-    fn run(&self, image: &str, limits: Limits, stop: &StopToken) -> Result<Response, ProviderError> {
+    fn run(
+        &self,
+        image: &str,
+        identity: Option<&Identity>,
+        limits: Limits,
+        stop: &StopToken,
+    ) -> Result<Response, ProviderError> {
         let api_version = self.settings.api_version.as_str();
-        let request = Request { kind: "CredentialProviderRequest", api_version, image };
-        // Three texts always serialize.
+        let annotations = identity.map(|identity| &identity.annotations);
+        let request = Request {
+            kind: "CredentialProviderRequest",
+            api_version,
+            image,
+            service_account_token: identity.map(|identity| identity.token.expose()),
+            service_account_annotations: annotations.filter(|annotations| !annotations.is_empty()),
+        };
+        // Texts and a map of texts always serialize.
         let request = serde_json::to_vec(&request).unwrap_or_default();
         let mut command = Command::new(&self.program);
         command.args(self.settings.args.iter().flatten());
@@ -228,14 +371,25 @@ impl Provider {
     }
 }
 
+/// The key of a response: those for a service account count only for it.
+fn cache_key(identity: Option<&Identity>, key: &str) -> String {
+    let account = identity.map_or("", |identity| identity.key.as_str());
+    format!("{account}{key}")
+}
+
 fn registry(image: &str) -> &str {
     image.split_once('/').map_or(image, |(registry, _)| registry)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::records::Proof;
     use super::*;
+    use crate::config::credential_providers::TokenAttributes;
+    use crate::kube::objects::Objects;
+    use crate::kube::tokens::{IssuedToken, ServiceAccount, TokenApi, Tokens};
     use crate::util::testing;
+    use serde_json::{Value, json};
 
     /// A program that counts its calls and answers with `answer`.
     struct Fixture {
@@ -269,7 +423,7 @@ mod tests {
         }
 
         fn users(&self, image: &str) -> Vec<String> {
-            let found = self.providers.for_image(image, None, &StopToken::never());
+            let found = self.providers.for_image(image, None, None, &StopToken::never());
             found.into_iter().map(|credential| credential.username).collect()
         }
 
@@ -333,12 +487,14 @@ mod tests {
             let fixture = Fixture::new(&["r.example"], bad);
             assert_eq!(fixture.users("r.example/x"), Vec::<String>::new(), "{bad}");
             let provider = &fixture.providers.list[0];
-            let error = provider.run("r.example/x", LIMITS, &StopToken::never()).err().unwrap().to_string();
+            let result = provider.run("r.example/x", None, LIMITS, &StopToken::never());
+            let error = result.err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
         let mut fixture = Fixture::new(&["r.example"], &response("Image", ""));
         testing::program(&fixture.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
-        let error = fixture.providers.list[0].run("r.example/x", LIMITS, &StopToken::never()).err().unwrap();
+        let result = fixture.providers.list[0].run("r.example/x", None, LIMITS, &StopToken::never());
+        let error = result.err().unwrap();
         assert!(error.to_string().ends_with("7: no token"), "{error}");
         fixture.providers.list[0].program = "/no/such/program".into();
         assert_eq!(fixture.users("r.example/x"), Vec::<String>::new());
@@ -347,8 +503,9 @@ mod tests {
     #[test]
     fn time_for_all_programs_is_limited_and_known_responses_are_used_after_it() {
         let fixture = Fixture::new(&["r.example"], &response("Image", ""));
-        let within =
-            |image: &str, limit| fixture.providers.for_image(image, Some(limit), &StopToken::never()).len();
+        let within = |image: &str, limit| {
+            fixture.providers.for_image(image, None, Some(limit), &StopToken::never()).len()
+        };
         assert_eq!(within("r.example/x", Duration::from_secs(60)), 1);
         assert_eq!((within("r.example/x", Duration::ZERO), within("r.example/y", Duration::ZERO)), (1, 0));
         assert_eq!(fixture.calls(), 1);
@@ -361,7 +518,8 @@ mod tests {
         // It hangs itself.
         testing::program(&fixture.dir.path().join("p"), "#!/bin/sh\nexec sleep 3600\n");
         let limits = Limits { time: Duration::from_millis(1), ..LIMITS };
-        let error = fixture.providers.list[0].run("r.example/z", limits, &StopToken::never()).err().unwrap();
+        let result = fixture.providers.list[0].run("r.example/z", None, limits, &StopToken::never());
+        let error = result.err().unwrap();
         assert!(matches!(error, ProviderError::Child(ChildError::Overdue { .. })), "{error}");
     }
 
@@ -373,10 +531,103 @@ mod tests {
         for n in 0..=MAX_CACHED as u64 {
             let cache_duration = serde_json::from_str(&format!("\"{}s\"", 1000 + n)).ok();
             let response = Response { cache_duration, cache_key_type: "Image".into(), ..Response::default() };
-            provider.store(&format!("r.example/{n}"), response, now);
+            provider.store(&format!("r.example/{n}"), None, response, now);
         }
-        let known = |n: usize| provider.cached(&format!("r.example/{n}"), now).is_some();
+        let known = |n: usize| provider.cached(&format!("r.example/{n}"), None, now).is_some();
         assert!(!known(0) && known(1) && known(MAX_CACHED));
+    }
+
+    /// An API server with the accounts `sa` and `sb`, whose tokens are `token of sa` and `token of sb`.
+    struct Accounts;
+
+    impl TokenApi for Accounts {
+        fn create(&self, _: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+            assert_eq!(body["spec"]["audiences"], json!(["registry"]));
+            let status = json!({
+                "token": format!("token of {account}"),
+                "expirationTimestamp": "2999-01-01T00:00:00Z",
+            });
+            Ok(serde_json::from_value(json!({"status": status})).unwrap())
+        }
+
+        fn account(&self, _: &str, name: &str) -> Result<ServiceAccount, ApiError> {
+            if !["sa", "sb"].contains(&name) {
+                return Err(ApiError::for_test(404, "NotFound", "no such account"));
+            }
+            let annotations = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+            Ok(ServiceAccount { uid: format!("uid of {name}"), annotations: Some(annotations) })
+        }
+    }
+
+    /// The credentials for `r.example/x` of a pod with this service account.
+    fn credentials_of(fixture: &Fixture, account: &str) -> Vec<Credential> {
+        let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": account},
+            "spec": {"containers": [], "serviceAccountName": account}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        let api = PodDependencies {
+            registry_tokens: Tokens::new(Box::new(Accounts)),
+            ..PodDependencies::for_tests(Objects::fixed(Vec::new()))
+        };
+        let account = PodAccount::new(&pod, Some(&api));
+        fixture.providers.for_image("r.example/x:1", account, None, &StopToken::never())
+    }
+
+    fn with_tokens(response: &str, attributes: TokenAttributes) -> Fixture {
+        let mut fixture = Fixture::new(&["r.example"], response);
+        let attributes = TokenAttributes { service_account_token_audience: "registry".into(), ..attributes };
+        fixture.providers.list[0].settings.token_attributes = Some(attributes);
+        fixture
+    }
+
+    #[test]
+    fn program_receives_the_token_and_the_annotations_of_the_service_account() {
+        let attributes = |required: &[&str]| TokenAttributes {
+            cache_type: "ServiceAccount".into(),
+            require_service_account: Some(true),
+            required_service_account_annotation_keys: required.iter().map(|key| (*key).to_owned()).collect(),
+            optional_service_account_annotation_keys: vec!["none".into()],
+            ..TokenAttributes::default()
+        };
+        let fixture = with_tokens(&response("Global", ""), attributes(&["team"]));
+        // A pod without an account, and one whose account does not exist.
+        for account in ["", "sc"] {
+            assert!(credentials_of(&fixture, account).is_empty(), "{account}");
+        }
+        assert_eq!(fixture.calls(), 0);
+        let found = credentials_of(&fixture, "sa");
+        assert_eq!(found[0].username, "u");
+        let account = PullAccount { uid: "uid of sa".into(), namespace: "n".into(), name: "sa".into() };
+        assert_eq!(found[0].proof(), Some(Proof::Account(account)));
+        assert_eq!(
+            std::fs::read_to_string(fixture.dir.path().join("request")).unwrap(),
+            r#"{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"r.example/x","serviceAccountToken":"token of sa","serviceAccountAnnotations":{"team":"a"}}"#
+        );
+        // The response counts for this account only.
+        assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (1, 1));
+        assert_eq!((credentials_of(&fixture, "sb").len(), fixture.calls()), (1, 2));
+        // The account does not have the annotation with which its owner chooses the program.
+        let fixture = with_tokens(&response("Global", ""), attributes(&["missing"]));
+        assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (0, 0));
+        // A program that needs no account runs without one for other pods.
+        let optional = TokenAttributes { require_service_account: Some(false), ..attributes(&[]) };
+        let fixture = with_tokens(&response("Global", ""), optional);
+        assert_eq!(credentials_of(&fixture, "")[0].proof(), None);
+        let request = std::fs::read_to_string(fixture.dir.path().join("request")).unwrap();
+        assert!(!request.contains("serviceAccount"), "{request}");
+    }
+
+    #[test]
+    fn token_is_a_password_only_if_responses_count_for_one_token() {
+        let response = response("Global", "").replace("\"p\"", "\"token of sa\"");
+        for (cache_type, count) in [("ServiceAccount", 0), ("Token", 1)] {
+            let attributes = TokenAttributes {
+                cache_type: cache_type.into(),
+                require_service_account: Some(true),
+                ..TokenAttributes::default()
+            };
+            let fixture = with_tokens(&response, attributes);
+            assert_eq!(credentials_of(&fixture, "sa").len(), count, "{cache_type}");
+        }
     }
 
     #[test]

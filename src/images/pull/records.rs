@@ -99,9 +99,8 @@ struct Record {
 struct Access {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "list")]
     kubernetes_secrets: Vec<PullSecret>,
-    /// Written back unchanged: this agent does not support them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kubernetes_service_accounts: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "list")]
+    kubernetes_service_accounts: Vec<PullAccount>,
     /// Pulled without credentials, or with the node's own.
     #[serde(skip_serializing_if = "is_false")]
     node_pods_accessible: bool,
@@ -128,17 +127,35 @@ impl PullSecret {
     }
 }
 
+/// A service account with whose token a program has supplied a credential that a registry has accepted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PullAccount {
+    pub(super) uid: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// What shows that a pod may have an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// A credential of a Secret.
+    Secret(PullSecret),
+    /// The pod's service account.
+    Account(PullAccount),
+}
+
 /// The limit of secrets that are stored for an image.
 const MAX_SECRETS: usize = 100;
 
 /// A list that may be null.
-fn list<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<PullSecret>, D::Error> {
+fn list<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 impl Access {
     /// The access after a pull with this proof.
-    fn with(&self, proof: Option<&PullSecret>) -> Access {
+    fn with(&self, proof: Option<&Proof>) -> Access {
         let Some(proof) = proof else {
             return Access { node_pods_accessible: true, ..Access::default() };
         };
@@ -146,9 +163,20 @@ impl Access {
         if access.node_pods_accessible {
             return access;
         }
-        access.kubernetes_secrets.retain(|known| !known.is_same_object(proof));
-        access.kubernetes_secrets.push(proof.clone());
-        access.kubernetes_secrets.sort();
+        match proof {
+            Proof::Secret(secret) => {
+                access.kubernetes_secrets.retain(|known| !known.is_same_object(secret));
+                access.kubernetes_secrets.push(secret.clone());
+                access.kubernetes_secrets.sort();
+            }
+            Proof::Account(account) => {
+                let accounts = &mut access.kubernetes_service_accounts;
+                accounts.retain(|known| known != account);
+                accounts.push(account.clone());
+                accounts
+                    .sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+            }
+        }
         access
     }
 }
@@ -225,17 +253,39 @@ impl Records {
     }
 
     /// Whether an image that is on the node has to be pulled nevertheless, to prove that the
-    /// pod may have it. `proofs`: the credentials of the pod's own that fit the image.
-    pub(super) fn must_pull(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> bool {
+    /// pod may have it. `proofs`: the credentials of the pod's own that fit the image. `account`: the pod's
+    /// service account, if a program supplies a credential for it; called only if accounts may have the
+    /// image, as the program may have to run.
+    pub(super) fn must_pull(
+        &self,
+        image: &str,
+        reference: &ImageRef,
+        proofs: &[PullSecret],
+        account: impl FnOnce() -> Option<PullAccount>,
+    ) -> bool {
         if !self.is_on() {
             return false;
         }
-        let check = self.check(image, reference, proofs);
+        let account = if self.has_accounts(image, reference) { account() } else { None };
+        let check = self.check(image, reference, proofs, account.as_ref());
         metrics::MUST_PULL_CHECKS.inc([check.as_str()]);
         matches!(check, CredentialCheck::Unproven | CredentialCheck::Unknown)
     }
 
-    fn check(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> CredentialCheck {
+    /// Whether service accounts may have the image.
+    fn has_accounts(&self, image: &str, reference: &ImageRef) -> bool {
+        let record = self.record(reference.as_str()).ok().flatten();
+        let access = record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)));
+        access.is_some_and(|access| !access.kubernetes_service_accounts.is_empty())
+    }
+
+    fn check(
+        &self,
+        image: &str,
+        reference: &ImageRef,
+        proofs: &[PullSecret],
+        account: Option<&PullAccount>,
+    ) -> CredentialCheck {
         if self.verification == CredentialVerification::Never {
             return CredentialCheck::Allowed;
         }
@@ -270,13 +320,16 @@ impl Records {
                 }
                 // Either may change later, so both are stored.
                 if (!object || !credential) && !is_full {
-                    let access = access.with(Some(proof));
+                    let access = access.with(Some(&Proof::Secret(proof.clone())));
                     if let Err(error) = self.note(image, reference.as_str(), Some(access)) {
                         log::warn!("cannot record which pods may use image {image}: {error}");
                     }
                 }
                 return CredentialCheck::Proven;
             }
+        }
+        if account.is_some_and(|account| access.kubernetes_service_accounts.contains(account)) {
+            return CredentialCheck::Proven;
         }
         CredentialCheck::Unproven
     }
@@ -310,7 +363,7 @@ impl Records {
 
     /// Records that a pull has succeeded. If it had no credentials, or the node's own, every pod
     /// may use the image from now on; if it had a pod's, only pods with the same ones.
-    pub(super) fn pulled(&self, image: &str, reference: &ImageRef, proof: Option<&PullSecret>) {
+    pub(super) fn pulled(&self, image: &str, reference: &ImageRef, proof: Option<&Proof>) {
         if !self.is_on() {
             return;
         }
@@ -546,18 +599,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = records(&dir, CredentialVerification::NotPreloaded);
         // Preloaded.
-        assert!(!records.must_pull(IMAGE, &reference(), &[]));
+        assert!(!records.must_pull(IMAGE, &reference(), &[], || None));
         records.intend(IMAGE).unwrap();
         let intent = dir.path().join("image_manager/pulling");
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 1);
         // Another pod finds it on the node during the pull.
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        assert!(records.must_pull(IMAGE, &reference(), &[], || None));
         records.pulled(IMAGE, &reference(), None);
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 0);
-        assert!(!records.must_pull(IMAGE, &reference(), &[]));
-        assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[]));
+        assert!(!records.must_pull(IMAGE, &reference(), &[], || None));
+        assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[], || None));
         // The same image under another name needs a proof.
-        assert!(records.must_pull("other.example/app:1", &reference(), &[]));
+        assert!(records.must_pull("other.example/app:1", &reference(), &[], || None));
         for (check, at_least) in
             [("credentialPolicyAllowed", 1), ("mustAuthenticate", 2), ("credentialRecordFound", 2)]
         {
@@ -584,17 +637,17 @@ mod tests {
             {"kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]}}}"#;
         std::fs::write(file(&pulled, "sha256:00"), record).unwrap();
         let records = records(&dir, CredentialVerification::NotPreloaded);
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        assert!(records.must_pull(IMAGE, &reference(), &[], || None));
         records.intend(IMAGE).unwrap();
         records.failed(IMAGE);
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        assert!(records.must_pull(IMAGE, &reference(), &[], || None));
         let path = file(&pulled, "sha256:00");
         let is_reported = || state_files::problems().iter().any(|(damaged, _)| *damaged == path);
         std::fs::write(&path, "{").unwrap();
-        assert!(!is_reported() && records.must_pull(IMAGE, &reference(), &[]) && is_reported());
+        assert!(!is_reported() && records.must_pull(IMAGE, &reference(), &[], || None) && is_reported());
         // Proven by a pull of the node's own.
         records.pulled(IMAGE, &reference(), None);
-        assert!(!is_reported() && !records.must_pull(IMAGE, &reference(), &[]));
+        assert!(!is_reported() && !records.must_pull(IMAGE, &reference(), &[], || None));
     }
 
     #[test]
@@ -604,7 +657,7 @@ mod tests {
         std::fs::create_dir_all(&pulled).unwrap();
         crate::util::testing::fifo(&file(&pulled, "sha256:00"));
         let must = crate::util::testing::unblocked(move || {
-            records(&dir, CredentialVerification::NotPreloaded).must_pull(IMAGE, &reference(), &[])
+            records(&dir, CredentialVerification::NotPreloaded).must_pull(IMAGE, &reference(), &[], || None)
         });
         assert!(must);
     }
@@ -620,8 +673,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = records(&dir, CredentialVerification::NotPreloaded);
         records.intend(IMAGE).unwrap();
-        records.pulled(IMAGE, &reference(), Some(&secret("a", "h1")));
-        let must = |proofs: &[PullSecret]| records.must_pull(IMAGE, &reference(), proofs);
+        records.pulled(IMAGE, &reference(), Some(&Proof::Secret(secret("a", "h1"))));
+        let must = |proofs: &[PullSecret]| records.must_pull(IMAGE, &reference(), proofs, || None);
         assert!(must(&[]));
         assert!(must(&[secret("b", "h2"), secret("c", "")]));
         assert!(!must(&[secret("b", "h2"), secret("a", "h1")]));
@@ -637,8 +690,33 @@ mod tests {
         // Pulled without any: the secrets do not matter any more.
         records.pulled(IMAGE, &reference(), None);
         assert!(!must(&[]));
-        records.pulled(IMAGE, &reference(), Some(&secret("a", "h1")));
+        records.pulled(IMAGE, &reference(), Some(&Proof::Secret(secret("a", "h1"))));
         assert!(!must(&[]));
+    }
+
+    #[test]
+    fn pod_with_the_same_service_account_may_use_the_image() {
+        let account = |uid: &str| PullAccount { uid: uid.into(), namespace: "n".into(), name: "sa".into() };
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(&dir, CredentialVerification::NotPreloaded);
+        for uid in ["u2", "u1"] {
+            records.intend(IMAGE).unwrap();
+            records.pulled(IMAGE, &reference(), Some(&Proof::Account(account(uid))));
+        }
+        let must = |known: Option<&str>| records.must_pull(IMAGE, &reference(), &[], || known.map(account));
+        assert!(must(None) && must(Some("u3")));
+        assert!(!must(Some("u1")) && !must(Some("u2")));
+        let text = std::fs::read_to_string(file(&records.pulled, "sha256:00")).unwrap();
+        let expected = r#"{"kubernetesServiceAccounts":[{"uid":"u1","namespace":"n","name":"sa"},{"uid":"u2","namespace":"n","name":"sa"}]}"#;
+        assert!(text.contains(expected), "{text}");
+        // No program runs for an image that only Secrets have.
+        let other = ImageRef::from("sha256:01");
+        let secret = PullSecret { credential_hash: "h".into(), ..PullSecret::default() };
+        records.intend(IMAGE).unwrap();
+        records.pulled(IMAGE, &other, Some(&Proof::Secret(secret)));
+        assert!(records.must_pull(IMAGE, &other, &[], || panic!("no account is looked up")));
+        records.pulled(IMAGE, &reference(), None);
+        assert!(!must(None));
     }
 
     #[test]
@@ -648,13 +726,13 @@ mod tests {
             records(&dir, CredentialVerification::NotPreloaded).intend(image).unwrap();
         }
         let records = records(&dir, CredentialVerification::NotPreloaded);
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        assert!(records.must_pull(IMAGE, &reference(), &[], || None));
         let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:latest")];
         records.settle(&images, Timestamp::now());
         assert_eq!(std::fs::read_dir(&records.pulling).unwrap().count(), 0);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
-        assert!(records.must_pull("busybox", &ImageRef::from("sha256:01"), &[]));
+        assert!(records.must_pull(IMAGE, &reference(), &[], || None));
+        assert!(records.must_pull("busybox", &ImageRef::from("sha256:01"), &[], || None));
         // Only records older than the list are compared with it.
         records.settle(&images[..1], Timestamp::UNIX_EPOCH);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::client::Client;
@@ -18,7 +19,7 @@ use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses}
 use super::super::services::Services;
 use super::super::spread::Spread;
 use super::super::target::{GroupVersion, Target};
-use super::super::tokens::{IssuedToken, TokenApi, Tokens};
+use super::super::tokens::{IssuedToken, ServiceAccount, TokenApi, Tokens};
 use super::super::trust_bundles::TrustBundles;
 use super::super::volume_claims::{ExpansionStep, ReadError, VolumeClaimApi, VolumeClaims};
 use super::super::watch::{Change, Watched, spawn_reflector};
@@ -79,6 +80,7 @@ impl PodDependencies {
             objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed)
                 .with_offline(offline.clone()),
             tokens: Tokens::new(Box::new(requests(client))).with_offline(offline.clone()),
+            registry_tokens: Tokens::new(Box::new(requests(client))),
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))).with_offline(offline.clone()),
             claims: VolumeClaims::new(Box::new(requests(client))).with_offline(offline.clone()),
@@ -169,6 +171,12 @@ fn may_lag(error: &ApiError) -> bool {
     misses_pod || (error.is_forbidden() && refusals.iter().any(|refusal| text.contains(refusal)))
 }
 
+/// A service account.
+#[derive(Deserialize)]
+struct AccountObject {
+    metadata: ServiceAccount,
+}
+
 impl TokenApi for Requests {
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
         let target = Target::service_account_token(namespace, account);
@@ -177,6 +185,21 @@ impl TokenApi for Requests {
         loop {
             let error = match self.client.create(&target, body) {
                 Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            match waits.next().filter(|_| may_lag(&error)) {
+                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
+                _ => return Err(error),
+            }
+        }
+    }
+
+    fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {
+        let target = Target::service_account(namespace, name);
+        let mut waits = LAGS.iter();
+        loop {
+            let error = match self.client.get::<AccountObject>(&target) {
+                Ok(object) => return Ok(object.metadata),
                 Err(error) => error,
             };
             match waits.next().filter(|_| may_lag(&error)) {
