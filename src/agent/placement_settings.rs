@@ -91,6 +91,7 @@ pub(super) fn open_devices(
 /// [`start_claims`] needs.
 pub(super) fn open_claims(
     args: &AgentArgs,
+    config: &KubeletConfiguration,
     host: &Host,
     events: &EventSink,
     (client, offline): (Option<&Client>, Option<Offline>),
@@ -98,7 +99,11 @@ pub(super) fn open_claims(
 ) -> (ResourceClaims, Receiver<()>) {
     // One slot: a bell.
     let (bell, rings) = bounded(1);
-    let settings = claims::Settings { root_dir: args.root_dir.clone(), node: host.node_name.clone() };
+    let settings = claims::Settings {
+        root_dir: args.root_dir.clone(),
+        node: host.node_name.clone(),
+        pod_groups: settings::gates(config).enabled("DRAWorkloadResourceClaims"),
+    };
     let api = client.map(|client| -> Box<dyn ResourceClaimApi> {
         let api: Box<dyn ResourceClaimApi> = Box::new(ClaimApiClient::new(client));
         match offline {

@@ -121,7 +121,7 @@ pub(super) fn make(
     let (claims, claim_rings) = {
         let client = cluster.map(|cluster| &cluster.client);
         let offline = cluster.and_then(|cluster| cluster.offline.clone());
-        placement_settings::open_claims(args, host, &events, (client, offline), verdicts.clone())
+        placement_settings::open_claims(args, config, host, &events, (client, offline), verdicts.clone())
     };
     let assignments = assignments.with_claims(claims.clone());
     let without_quota = {

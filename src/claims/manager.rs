@@ -13,7 +13,7 @@ use super::drivers::Drivers;
 use super::health::{self, HealthCache};
 use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use super::names::{self, NameError};
-use super::object::UseError;
+use super::object::{UseError, pod_group};
 use super::rate_limit::ReportRateLimits;
 use super::response::{PrepareResults, ResponseError, UnprepareResults};
 use super::state::{ClaimState, ClaimStateError, OperationStart, Work};
@@ -92,6 +92,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// The name of the Node object.
     pub node: String,
+    /// The feature gate `DRAWorkloadResourceClaims`: a pod may use the claims of its PodGroup.
+    pub pod_groups: bool,
 }
 
 /// Receives pods whose `allocatedResourcesStatus` changed.
@@ -233,6 +235,7 @@ impl ResourceClaims {
     /// What the API server says about the pod's claims.
     fn resolve_claims(&self, pod: &Pod) -> Result<Vec<ClaimInfo>, Failure> {
         let mut wanted = Vec::new();
+        let group = pod_group(pod).filter(|_| self.shared.settings.pod_groups);
         for reference in names::references(pod)? {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
             let fetch = |text: String| Failure::Fetch { claim: reference.claim.to_owned(), text };
@@ -240,7 +243,7 @@ impl ResourceClaims {
                 return Err(fetch("there is no API server".to_owned()));
             };
             match api.read(&key) {
-                Ok(claim) => wanted.push(claim.usable_by(pod, reference.generated)?),
+                Ok(claim) => wanted.push(claim.usable_by(pod, reference.generated, group)?),
                 // DIFFERS: upstream cannot start a pod again without the API server. An allocation
                 // does not change while the claim is reserved for the pod.
                 Err(error) if error.unavailable => {

@@ -38,9 +38,15 @@ struct Devices {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Consumer {
     uid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
 }
 
 /// One allocated device, or a part of one.
@@ -74,12 +80,33 @@ pub enum UseError {
     OtherNamespace { claim: ClaimKey, pod: String },
     #[error("ResourceClaim {claim} was not created for Pod {pod} (Pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: String },
+    #[error(
+        "ResourceClaim {claim} was not created for Pod {pod} (neither Pod nor PodGroup {group} is the owner)"
+    )]
+    NoOwner { claim: ClaimKey, pod: String, group: String },
     #[error("pod {pod} ({pod_uid}) is not allowed to use ResourceClaim {claim} ({claim_uid})")]
     NotReserved { pod: String, pod_uid: String, claim: String, claim_uid: String },
     #[error("ResourceClaim {claim}: not allocated")]
     NotAllocated { claim: String },
     #[error("ResourceClaim {claim}: DRAOptionalNodeOperations feature gate is disabled on kubelet")]
     SkipsCalls { claim: String },
+}
+
+/// The API group of PodGroups.
+const SCHEDULING: &str = "scheduling.k8s.io";
+
+/// The name of the PodGroup of a pod.
+#[must_use]
+pub fn pod_group(pod: &Pod) -> Option<&str> {
+    pod.spec().scheduling_group.as_ref()?.pod_group_name.as_deref()
+}
+
+impl Consumer {
+    fn is_pod_group(&self, group: &str) -> bool {
+        self.api_group.as_deref() == Some(SCHEDULING)
+            && self.resource.as_deref() == Some("podgroups")
+            && self.name.as_deref() == Some(group)
+    }
 }
 
 impl ResourceClaim {
@@ -108,23 +135,30 @@ impl ResourceClaim {
         allocation.and_then(|found| found.devices.as_ref()?.results.as_ref()).into_iter().flatten()
     }
 
-    /// Whether the pod may use the claim; what is to be prepared.
+    /// Whether the pod may use the claim; what is to be prepared. `group`: the pod's PodGroup, if claims of
+    /// this group count.
     ///
     /// # Errors
     /// See [`UseError`].
-    pub fn usable_by(&self, pod: &Pod, generated: bool) -> Result<ClaimInfo, UseError> {
+    pub fn usable_by(&self, pod: &Pod, generated: bool, group: Option<&str>) -> Result<ClaimInfo, UseError> {
         let identity = self.identity();
         let full = || format!("{}/{}", pod.namespace(), pod.name());
         if generated {
             if identity.key.namespace != pod.namespace() {
                 return Err(UseError::OtherNamespace { claim: identity.key, pod: full() });
             }
-            if !self.is_controlled_by(pod) {
-                return Err(UseError::NotOwner { claim: identity.key, pod: full() });
+            if !self.is_controlled_by(pod, group) {
+                let (claim, pod) = (identity.key, full());
+                return Err(match group {
+                    Some(group) => UseError::NoOwner { claim, pod, group: group.to_owned() },
+                    None => UseError::NotOwner { claim, pod },
+                });
             }
         }
         let reserved = self.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-        if !reserved.into_iter().any(|consumer| consumer.uid == pod.uid().as_str()) {
+        let is_pod = |consumer: &Consumer| consumer.uid == pod.uid().as_str();
+        let is_group = |consumer: &Consumer| group.is_some_and(|group| consumer.is_pod_group(group));
+        if !reserved.into_iter().any(|consumer| is_pod(consumer) || is_group(consumer)) {
             return Err(UseError::NotReserved {
                 pod: pod.name().to_owned(),
                 pod_uid: pod.uid().to_string(),
@@ -160,10 +194,16 @@ impl ResourceClaim {
         common.values().any(|calls| calls.as_ref().is_none_or(|calls| !calls.is_empty()))
     }
 
-    fn is_controlled_by(&self, pod: &Pod) -> bool {
+    /// A pod does not know the UID of its PodGroup.
+    fn is_controlled_by(&self, pod: &Pod, group: Option<&str>) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
         let controller = owners.find(|owner| owner.controller == Some(true));
-        controller.is_some_and(|owner| owner.uid == pod.uid().as_str())
+        controller.is_some_and(|owner| {
+            let is_scheduling =
+                || owner.api_version.strip_prefix(SCHEDULING).is_some_and(|rest| rest.starts_with('/'));
+            owner.uid == pod.uid().as_str()
+                || (group == Some(owner.name.as_str()) && owner.kind == "PodGroup" && is_scheduling())
+        })
     }
 }
 
@@ -188,7 +228,7 @@ mod tests {
                     "consumedCapacity": {"memory": "1Gi"}, "bindingConditions": ["x"]},
                 {"driver": "b", "pool": "p", "device": "e", "request": "r"}]);
         });
-        let info = claim.usable_by(&pod(json!({}), json!({})), false).unwrap();
+        let info = claim.usable_by(&pod(json!({}), json!({})), false, None).unwrap();
         assert_eq!(info.drivers.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!((info.id.uid.as_str(), info.id.key.to_string().as_str()), ("u1", "n/c"));
         let parts: Vec<_> =
@@ -201,7 +241,7 @@ mod tests {
     #[test]
     fn a_claim_without_devices_needs_no_driver() {
         let claim = with(|object| object["status"]["allocation"] = json!({"devices": {"results": null}}));
-        assert!(claim.usable_by(&pod(json!({}), json!({})), false).unwrap().drivers.is_empty());
+        assert!(claim.usable_by(&pod(json!({}), json!({})), false, None).unwrap().drivers.is_empty());
     }
 
     #[test]
@@ -213,7 +253,10 @@ mod tests {
                 .map(|skips| json!({"driver": "d", "pool": "p", "device": "x", "skipNodeOperations": skips}))
                 .collect();
             let claim = with(|object| object["status"]["allocation"]["devices"]["results"] = json!(results));
-            claim.usable_by(&pod, false).map(|info| info.drivers.len()).map_err(|error| error.to_string())
+            claim
+                .usable_by(&pod, false, None)
+                .map(|info| info.drivers.len())
+                .map_err(|error| error.to_string())
         };
         let refused =
             Err("ResourceClaim c: DRAOptionalNodeOperations feature gate is disabled on kubelet".to_owned());
@@ -240,7 +283,7 @@ mod tests {
     #[test]
     fn a_claim_that_the_pod_may_not_use_is_refused_in_the_words_of_the_go_kubelet() {
         let pod = pod(json!({}), json!({}));
-        let refused = |claim: &ResourceClaim| claim.usable_by(&pod, true).unwrap_err().to_string();
+        let refused = |claim: &ResourceClaim| claim.usable_by(&pod, true, None).unwrap_err().to_string();
         let other = with(|object| object["metadata"]["namespace"] = json!("m"));
         assert_eq!(refused(&other), "ResourceClaim m/c is not in the same namespace as Pod n/p");
         let not_owner = "ResourceClaim n/c was not created for Pod n/p (Pod is not owner)";
@@ -255,7 +298,7 @@ mod tests {
                 change(object);
             })
         };
-        assert!(owned(|_| {}).usable_by(&pod, true).is_ok());
+        assert!(owned(|_| {}).usable_by(&pod, true, None).is_ok());
         assert_eq!(
             refused(&owned(|object| object["status"]["reservedFor"] =
                 json!([{"resource": "pods", "name": "p", "uid": "x"}]))),
@@ -265,5 +308,48 @@ mod tests {
             refused(&owned(|object| object["status"]["allocation"] = Value::Null)),
             "ResourceClaim c: not allocated"
         );
+    }
+
+    #[test]
+    fn claim_of_the_group_of_a_pod_is_usable_only_if_groups_count() {
+        let pod = pod(json!({"schedulingGroup": {"podGroupName": "g"}}), json!({}));
+        let of_group = |change: fn(&mut Value)| {
+            with(|object| {
+                object["metadata"]["ownerReferences"] = json!([{"apiVersion": "scheduling.k8s.io/v1alpha3",
+                    "kind": "PodGroup", "name": "g", "uid": "group-uid", "controller": true}]);
+                object["status"]["reservedFor"] = json!([{"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "group-uid"}]);
+                change(object);
+            })
+        };
+        let outcome = |claim: &ResourceClaim, group| {
+            claim
+                .usable_by(&pod, true, group)
+                .map(|info| info.drivers.len())
+                .map_err(|error| error.to_string())
+        };
+        let claim = of_group(|_| {});
+        assert_eq!(outcome(&claim, pod_group(&pod)), Ok(1));
+        // A stored claim has what is compared.
+        assert_eq!(outcome(&claim.to_stored(), Some("g")), Ok(1));
+        assert!(outcome(&claim, None).unwrap_err().ends_with("for Pod n/p (Pod is not owner)"));
+        let no_owner =
+            "ResourceClaim n/c was not created for Pod n/p (neither Pod nor PodGroup g is the owner)";
+        let changes: [fn(&mut Value); 3] = [
+            |object| object["metadata"]["ownerReferences"][0]["name"] = json!("h"),
+            |object| object["metadata"]["ownerReferences"][0]["kind"] = json!("Job"),
+            |object| object["metadata"]["ownerReferences"][0]["apiVersion"] = json!("scheduling.k8s.iox/v1"),
+        ];
+        for change in changes {
+            assert_eq!(outcome(&of_group(change), Some("g")), Err(no_owner.to_owned()));
+        }
+        let changes: [fn(&mut Value); 3] = [
+            |object| object["status"]["reservedFor"][0]["name"] = json!("h"),
+            |object| object["status"]["reservedFor"][0]["resource"] = json!("pods"),
+            |object| object["status"]["reservedFor"][0]["apiGroup"] = json!(""),
+        ];
+        for change in changes {
+            let refused = outcome(&of_group(change), Some("g")).unwrap_err();
+            assert_eq!(refused, "pod p (pod-uid) is not allowed to use ResourceClaim c (u1)");
+        }
     }
 }

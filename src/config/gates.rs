@@ -257,7 +257,6 @@ const FIXED: &[(&str, bool)] = &[
     ("ChangeContainerStatusOnKubeletRestart", false),
     ("DRANodeAllocatableResources", false),
     ("DRAOptionalNodeOperations", false),
-    ("DRAWorkloadResourceClaims", false),
     ("EmptyDirVolumeMode", false),
     ("EnvFiles", true),
     ("GRPCContainerProbeTLS", false),

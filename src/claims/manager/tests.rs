@@ -132,7 +132,8 @@ impl Fixture {
     }
 
     fn start_without_driver(&self) -> ResourceClaims {
-        let settings = Settings { root_dir: self.dir.path().to_owned(), node: "n1".to_owned() };
+        let settings =
+            Settings { root_dir: self.dir.path().to_owned(), node: "n1".to_owned(), pod_groups: false };
         let api: Box<dyn ResourceClaimApi> = Box::new(self.server.clone());
         ResourceClaims::open(settings, Some(api), Box::new(|_| {}), bounded(1).0)
     }

@@ -187,7 +187,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let settings = Settings { root_dir: dir.path().to_owned(), node: "n1".to_owned() };
+        let settings = Settings { root_dir: dir.path().to_owned(), node: "n1".to_owned(), pod_groups: false };
         let (changed_tx, changed) = bounded(64);
         let (wiped_tx, wiped) = bounded(64);
         let (bell, rings) = bounded(1);
