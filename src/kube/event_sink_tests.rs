@@ -383,7 +383,7 @@ fn one_event_of_the_node_reports_the_dropped_ones_after_all_others() {
 }
 
 #[test]
-fn zero_is_the_default_of_the_library() {
+fn rate_of_zero_is_no_limit_of_events_and_the_default_of_other_requests() {
     assert_eq!(limits(50, 100), Some((50.0, 100)));
     assert_eq!(limits(50, 0), Some((50.0, 10)));
     // No limit, as documented.
