@@ -6,20 +6,19 @@
 //! left out, and the server keeps them.
 
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::kube::client::JSON;
 use crate::kube::envelope::{self, Envelope};
-use crate::model::coordination::{Lease, LeaseSpec};
-use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
-use crate::model::typed;
 use crate::util::wire::{self, Content};
 
 pub(super) const NAMESPACE: &str = "kube-node-lease";
 
 /// The type of the object in Protocol Buffers.
 const TYPE: Envelope<'static> =
-    Envelope { api_version: b"coordination.k8s.io/v1", kind: b"Lease", object: &[] };
+    Envelope { api_version: API_VERSION.as_bytes(), kind: KIND.as_bytes(), object: &[] };
+const API_VERSION: &str = "coordination.k8s.io/v1";
+const KIND: &str = "Lease";
 /// The owner of a lease.
 const OWNER_VERSION: &str = "v1";
 const OWNER_KIND: &str = "Node";
@@ -29,7 +28,7 @@ const MAX_OWNERS: usize = 1_000;
 /// A lease in its encoding.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum LeaseObject {
-    Json(Box<Lease>),
+    Json(Map<String, Value>),
     Protobuf(EncodedLease),
 }
 
@@ -54,12 +53,11 @@ impl LeaseObject {
     /// A lease that the server does not have yet.
     pub(super) fn new(node: &str, is_json: bool) -> LeaseObject {
         if is_json {
-            let metadata = ObjectMeta {
-                name: Some(node.to_owned()),
-                namespace: Some(NAMESPACE.to_owned()),
-                ..ObjectMeta::default()
-            };
-            return LeaseObject::Json(Box::new(Lease { metadata, spec: None }));
+            let metadata = json!({"name": node, "namespace": NAMESPACE});
+            let lease = [("apiVersion", API_VERSION.into()), ("kind", KIND.into()), ("metadata", metadata)];
+            return LeaseObject::Json(
+                lease.map(|(key, value)| (key.to_owned(), value)).into_iter().collect(),
+            );
         }
         let mut metadata = Vec::new();
         wire::bytes(1, node.as_bytes(), &mut metadata);
@@ -75,16 +73,20 @@ impl LeaseObject {
                 .map(LeaseObject::Protobuf)
                 .ok_or_else(|| NoLease("it is not in its form".to_owned()));
         }
-        let value: Value = serde_json::from_slice(body).map_err(|error| NoLease(error.to_string()))?;
-        let mut lease: Lease = typed::decode(&value).map_err(|error| NoLease(error.to_string()))?;
-        lease.metadata.managed_fields = None;
-        Ok(LeaseObject::Json(Box::new(lease)))
+        let mut lease: Map<String, Value> =
+            serde_json::from_slice(body).map_err(|error| NoLease(error.to_string()))?;
+        let metadata = lease.get_mut("metadata").and_then(Value::as_object_mut);
+        let metadata = metadata
+            .filter(|metadata| metadata.get("name").is_some_and(Value::is_string))
+            .ok_or_else(|| NoLease("it has no name".to_owned()))?;
+        metadata.remove("managedFields");
+        Ok(LeaseObject::Json(lease))
     }
 
     /// The body of a request: its content type and its bytes.
     pub(super) fn to_body(&self) -> (&'static str, Vec<u8>) {
         match self {
-            // The values of a lease have a JSON form; a body without one is refused by the server.
+            // Values of JSON have such a form.
             LeaseObject::Json(lease) => (JSON, serde_json::to_vec(lease).unwrap_or_default()),
             LeaseObject::Protobuf(lease) => (envelope::CONTENT_TYPE, lease.encode()),
         }
@@ -94,8 +96,8 @@ impl LeaseObject {
     pub(super) fn owner(&self, node: &str) -> Option<&str> {
         match self {
             LeaseObject::Json(lease) => {
-                let owners = lease.metadata.owner_references.as_ref()?;
-                owners.iter().find(|owner| is_node(owner, node)).map(|owner| owner.uid.as_str())
+                let owners = lease.get("metadata")?.get("ownerReferences")?.as_array()?;
+                owners.iter().find(|owner| is_node(owner, node))?.get("uid")?.as_str()
             }
             LeaseObject::Protobuf(lease) => {
                 lease.owners.iter().find(|owner| owner.is_node(node)).map(|owner| owner.uid.as_str())
@@ -111,27 +113,35 @@ impl LeaseObject {
     }
 }
 
-fn is_node(owner: &OwnerReference, node: &str) -> bool {
-    owner.kind == OWNER_KIND && owner.name == node
+fn is_node(owner: &Value, node: &str) -> bool {
+    owner.get("kind").is_some_and(|kind| kind == OWNER_KIND)
+        && owner.get("name").is_some_and(|name| name == node)
 }
 
-fn renew(lease: &mut Lease, renewal: &Renewal<'_>) {
-    let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-    spec.holder_identity = Some(renewal.node.to_owned());
-    spec.lease_duration_seconds = Some(renewal.seconds);
-    spec.renew_time = Some(MicroTime(renewal.time));
+/// The object or the array of this name. A value of another kind is replaced.
+fn member<'a>(object: &'a mut Map<String, Value>, name: &str, default: Value) -> &'a mut Value {
+    let value = object.entry(name).or_insert(Value::Null);
+    if std::mem::discriminant(value) != std::mem::discriminant(&default) {
+        *value = default;
+    }
+    value
+}
+
+fn renew(lease: &mut Map<String, Value>, renewal: &Renewal<'_>) {
+    let spec = member(lease, "spec", json!({}));
+    spec["holderIdentity"] = renewal.node.into();
+    spec["leaseDurationSeconds"] = renewal.seconds.into();
+    spec["renewTime"] = format!("{:.6}", renewal.time).into();
     let Some(uid) = renewal.owner else { return };
-    let owners = lease.metadata.owner_references.get_or_insert_default();
+    let metadata = member(lease, "metadata", json!({})).as_object_mut();
+    let owners = metadata.map(|metadata| member(metadata, "ownerReferences", json!([])));
+    let Some(owners) = owners.and_then(Value::as_array_mut) else { return };
     match owners.iter_mut().find(|owner| is_node(owner, renewal.node)) {
         // The node was registered again: without this the lease would be removed with the old one.
-        Some(owner) => owner.uid = uid.to_owned(),
-        None => owners.push(OwnerReference {
-            api_version: OWNER_VERSION.to_owned(),
-            kind: OWNER_KIND.to_owned(),
-            name: renewal.node.to_owned(),
-            uid: uid.to_owned(),
-            ..OwnerReference::default()
-        }),
+        Some(owner) => owner["uid"] = uid.into(),
+        None => owners.push(json!({
+            "apiVersion": OWNER_VERSION, "kind": OWNER_KIND, "name": renewal.node, "uid": uid,
+        })),
     }
 }
 
