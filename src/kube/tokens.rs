@@ -129,6 +129,8 @@ pub struct ServiceAccount {
 struct Key {
     namespace: String,
     account: String,
+    /// Empty: that of any account with this name.
+    account_uid: String,
     audience: String,
     seconds: Option<i64>,
 }
@@ -146,13 +148,14 @@ impl Key {
         Key {
             namespace: pod.namespace().to_owned(),
             account: pod.spec().service_account_name.clone().unwrap_or_default(),
+            account_uid: String::new(),
             audience: audience.to_owned(),
             seconds,
         }
     }
 
     fn stored_key(&self, uid: &PodUid) -> StoredKey {
-        let Key { namespace, account, audience, seconds } = self;
+        let Key { namespace, account, audience, seconds, .. } = self;
         TokenParameters { namespace, account, audience, seconds: *seconds }.key(uid.as_str())
     }
 }
@@ -215,6 +218,21 @@ impl Tokens {
         self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
     }
 
+    /// As [`Tokens::get`] with the server's lifetime, but only of the service account with this UID: a token
+    /// of a former account of this name is not used. Not for tokens that are stored.
+    ///
+    /// # Errors
+    /// When there is no valid token.
+    pub fn get_for_account(
+        &self,
+        pod: &Pod,
+        audience: &str,
+        account_uid: &str,
+    ) -> Result<Arc<Token>, TokenError> {
+        let key = Key { account_uid: account_uid.to_owned(), ..Key::new(pod, audience, None) };
+        self.cached_or_new(pod, key, (Timestamp::now(), Instant::now()))
+    }
+
     /// The pod's service account, as the API server has it now. Blocks during the request.
     ///
     /// # Errors
@@ -238,9 +256,17 @@ impl Tokens {
         pod: &Pod,
         audience: &str,
         seconds: Option<i64>,
+        now: (Timestamp, Instant),
+    ) -> Result<Arc<Token>, TokenError> {
+        self.cached_or_new(pod, Key::new(pod, audience, seconds), now)
+    }
+
+    fn cached_or_new(
+        &self,
+        pod: &Pod,
+        key: Key,
         (now, instant): (Timestamp, Instant),
     ) -> Result<Arc<Token>, TokenError> {
-        let key = Key::new(pod, audience, seconds);
         let old = {
             let table = self.shared.table();
             let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
@@ -254,13 +280,17 @@ impl Tokens {
         if let Some(token) = self.shared.instead(pod, &key, old.as_ref(), now) {
             return Ok(token);
         }
-        let body = request(pod, audience, seconds);
+        let mut body = request(pod, &key.audience, key.seconds);
+        if !key.account_uid.is_empty() {
+            // The server refuses it for another account.
+            body["metadata"]["uid"] = key.account_uid.as_str().into();
+        }
         match self.shared.api.create(&key.namespace, &key.account, &body) {
             Ok(response) => {
                 let token = Arc::new(Token {
                     text: response.status.token.into(),
                     expires: response.status.expiration_timestamp,
-                    seconds: response.spec.expiration_seconds.or(seconds).unwrap_or(3600),
+                    seconds: response.spec.expiration_seconds.or(key.seconds).unwrap_or(3600),
                 });
                 let entry = Entry { token: Arc::clone(&token), requested: instant, retry: None };
                 let mut table = self.shared.table();
@@ -271,6 +301,7 @@ impl Tokens {
                     _ => {
                         // Under the lock: a token that was requested later is also stored later.
                         self.shared.store(pod, &key, &token);
+                        tokens.retain(|known, _| known.account_uid == key.account_uid);
                         tokens.insert(key, entry);
                         Ok(token)
                     }
@@ -580,6 +611,26 @@ mod tests {
         count.store(7, Ordering::SeqCst);
         assert_eq!(get("1", "", 0), Ok("t7".into()));
         assert_eq!(get("2", "", 0), Ok("t3".into()));
+    }
+
+    #[test]
+    fn token_of_a_former_account_of_the_same_name_is_neither_used_nor_cached() {
+        /// Tokens are the UIDs that the requests name.
+        struct Accounts;
+        impl TokenApi for Accounts {
+            fn create(&self, _: &str, _: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+                let uid = &body["metadata"]["uid"];
+                let status = json!({"token": uid, "expirationTimestamp": "2999-01-01T00:00:00Z"});
+                Ok(serde_json::from_value(json!({"status": status})).unwrap())
+            }
+        }
+        let tokens = Tokens::new(Box::new(Accounts));
+        let get = |uid: &str| tokens.get_for_account(&pod("1"), "registry", uid).unwrap();
+        let first = get("u1");
+        assert_eq!(first.expose(), "u1");
+        assert!(Arc::ptr_eq(&first, &get("u1")));
+        assert_eq!(get("u2").expose(), "u2");
+        assert_eq!(tokens.shared.table()[&PodUid::from("1")].len(), 1);
     }
 
     #[test]

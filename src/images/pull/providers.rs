@@ -225,7 +225,8 @@ impl Provider {
             }
         }
         let audience = &attributes.service_account_token_audience;
-        let token = api.registry_tokens.get(pod, audience, None).map_err(ProviderError::Token)?;
+        let token =
+            api.registry_tokens.get_for_account(pod, audience, &found.uid).map_err(ProviderError::Token)?;
         let account = PullAccount {
             uid: found.uid,
             namespace: pod.namespace().to_owned(),
@@ -543,6 +544,7 @@ mod tests {
     impl TokenApi for Accounts {
         fn create(&self, _: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
             assert_eq!(body["spec"]["audiences"], json!(["registry"]));
+            assert_eq!(body["metadata"]["uid"], format!("uid of {account}"));
             let status = json!({
                 "token": format!("token of {account}"),
                 "expirationTimestamp": "2999-01-01T00:00:00Z",
