@@ -234,7 +234,9 @@ impl Provider {
         };
         let hash =
             (attributes.cache_type == TOKEN_CACHE).then(|| sha256::sha256_hex(token.expose().as_bytes()));
+        // Annotations may be long, and keys have the length of a hash. No name of an image has a space.
         let key = serde_json::json!([account, annotations, hash]).to_string();
+        let key = format!("{} ", sha256::sha256_hex(key.as_bytes()));
         Ok(Caller::Identified(Identity { account: Arc::new(account), annotations, token, key }))
     }
 
@@ -607,6 +609,9 @@ mod tests {
         // The response counts for this account only.
         assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (1, 1));
         assert_eq!((credentials_of(&fixture, "sb").len(), fixture.calls()), (1, 2));
+        let cache = fixture.providers.list[0].cache.locked();
+        assert!(cache.len() == 2 && cache.keys().all(|key| !key.contains("team")), "annotations may be long");
+        drop(cache);
         // The account does not have the annotation with which its owner chooses the program.
         let fixture = with_tokens(&response("Global", ""), attributes(&["missing"]));
         assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (0, 0));
