@@ -78,8 +78,9 @@ pub(super) struct Providers {
 struct Provider {
     settings: CredentialProvider,
     program: PathBuf,
-    /// One process at a time; callers that waited find the response in the cache.
-    permits: Permits,
+    /// One process at a time for an account, by the start of its keys in the cache: callers that waited find
+    /// the response there.
+    permits: Mutex<HashMap<String, Arc<Permits>>>,
     cache: Mutex<HashMap<String, Cached>>,
 }
 
@@ -140,7 +141,7 @@ impl Providers {
         let new_provider = |bin_dir: &PathBuf, provider: &CredentialProvider| Provider {
             program: bin_dir.join(&provider.name),
             settings: provider.clone(),
-            permits: Permits::new(1, "a credential provider"),
+            permits: Mutex::default(),
             cache: Mutex::default(),
         };
         let list = settings.map(|settings| {
@@ -258,7 +259,8 @@ impl Provider {
             return found;
         }
         let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let permit = self.permits.take(stop, left());
+        let permits = self.permits(identity);
+        let permit = permits.take(stop, left());
         if let Some(found) = self.cached(image, identity, Instant::now()) {
             return found;
         }
@@ -274,6 +276,15 @@ impl Provider {
                 Vec::new()
             }
         }
+    }
+
+    /// Other accounts do not wait: with an annotation, an account may decide how long the program needs.
+    fn permits(&self, identity: Option<&Identity>) -> Arc<Permits> {
+        let mut permits = self.permits.locked();
+        // Those that no thread uses.
+        permits.retain(|_, used| Arc::strong_count(used) > 1);
+        let new_permits = || Arc::new(Permits::new(1, "a credential provider"));
+        Arc::clone(permits.entry(cache_key(identity, "")).or_insert_with(new_permits))
     }
 
     fn cached(&self, image: &str, identity: Option<&Identity>, now: Instant) -> Option<Vec<Credential>> {
@@ -513,7 +524,8 @@ mod tests {
         assert_eq!((within("r.example/x", Duration::ZERO), within("r.example/y", Duration::ZERO)), (1, 0));
         assert_eq!(fixture.calls(), 1);
         // The program runs for another pod, and does not end.
-        let running = fixture.providers.list[0].permits.try_take();
+        let permits = fixture.providers.list[0].permits(None);
+        let running = permits.try_take();
         assert!(running.is_some());
         assert_eq!(within("r.example/y", Duration::from_millis(1)), 0);
         drop(running);
@@ -563,8 +575,8 @@ mod tests {
         }
     }
 
-    /// The credentials for `r.example/x` of a pod with this service account.
-    fn credentials_of(fixture: &Fixture, account: &str) -> Vec<Credential> {
+    /// Calls `run` with a pod of this service account.
+    fn with_account<T>(account: &str, run: impl FnOnce(Option<PodAccount<'_>>) -> T) -> T {
         let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": account},
             "spec": {"containers": [], "serviceAccountName": account}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
@@ -572,8 +584,15 @@ mod tests {
             registry_tokens: Tokens::new(Box::new(Accounts)),
             ..PodDependencies::for_tests(Objects::fixed(Vec::new()))
         };
-        let account = PodAccount::new(&pod, Some(&api));
-        fixture.providers.for_image("r.example/x:1", account, None, &StopToken::never())
+        run(PodAccount::new(&pod, Some(&api)))
+    }
+
+    /// The credentials for `r.example/x` of a pod with this service account.
+    fn credentials_of(fixture: &Fixture, account: &str) -> Vec<Credential> {
+        let limit = Some(Duration::from_secs(60));
+        with_account(account, |account| {
+            fixture.providers.for_image("r.example/x:1", account, limit, &StopToken::never())
+        })
     }
 
     fn with_tokens(response: &str, attributes: TokenAttributes) -> Fixture {
@@ -621,6 +640,33 @@ mod tests {
         assert_eq!(credentials_of(&fixture, "")[0].proof(), None);
         let request = std::fs::read_to_string(fixture.dir.path().join("request")).unwrap();
         assert!(!request.contains("serviceAccount"), "{request}");
+    }
+
+    #[test]
+    fn program_that_runs_for_an_account_delays_only_pods_of_this_account() {
+        let attributes = TokenAttributes {
+            cache_type: "ServiceAccount".into(),
+            require_service_account: Some(true),
+            ..TokenAttributes::default()
+        };
+        let fixture = with_tokens(&response("Image", ""), attributes);
+        let provider = &fixture.providers.list[0];
+        // The program runs for a pod of the account `sa`, and does not end.
+        let permits = with_account("sa", |account| match provider.caller(account) {
+            Ok(Caller::Identified(identity)) => provider.permits(Some(&identity)),
+            _ => panic!("the account is not found"),
+        });
+        let running = permits.try_take();
+        assert!(running.is_some());
+        assert_eq!((credentials_of(&fixture, "sb").len(), fixture.calls()), (1, 1));
+        let wait = Some(Duration::from_millis(1));
+        let found = with_account("sa", |account| {
+            fixture.providers.for_image("r.example/x:1", account, wait, &StopToken::never())
+        });
+        assert!(found.is_empty());
+        assert_eq!(provider.permits.locked().len(), 1, "those of the other account are not in use");
+        drop(running);
+        assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (1, 2));
     }
 
     #[test]
