@@ -272,11 +272,16 @@ impl Records {
         matches!(check, CredentialCheck::Unproven | CredentialCheck::Unknown)
     }
 
-    /// Whether service accounts may have the image.
+    /// Whether the service account of a pod may decide.
     fn has_accounts(&self, image: &str, reference: &ImageRef) -> bool {
+        if !self.verification.wants_proof(image, true) {
+            return false;
+        }
         let record = self.record(reference.as_str()).ok().flatten();
         let access = record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)));
-        access.is_some_and(|access| !access.kubernetes_service_accounts.is_empty())
+        access.is_some_and(|access| {
+            !access.node_pods_accessible && !access.kubernetes_service_accounts.is_empty()
+        })
     }
 
     fn check(
@@ -709,7 +714,12 @@ mod tests {
         let text = std::fs::read_to_string(file(&records.pulled, "sha256:00")).unwrap();
         let expected = r#"{"kubernetesServiceAccounts":[{"uid":"u1","namespace":"n","name":"sa"},{"uid":"u2","namespace":"n","name":"sa"}]}"#;
         assert!(text.contains(expected), "{text}");
-        // No program runs for an image that only Secrets have.
+        // No program runs if the policy needs no proof, and for an image that only Secrets have.
+        let list = vec!["r.example/team/*".to_owned()];
+        for verification in [CredentialVerification::Never, CredentialVerification::NotAllowlisted(list)] {
+            let records = Records::new(dir.path(), verification);
+            assert!(!records.must_pull(IMAGE, &reference(), &[], || panic!("no account is looked up")));
+        }
         let other = ImageRef::from("sha256:01");
         let secret = PullSecret { credential_hash: "h".into(), ..PullSecret::default() };
         records.intend(IMAGE).unwrap();
