@@ -307,8 +307,7 @@ impl ImagePuller {
         let reference = ImageRef::from(found.id.as_str());
         let account = || {
             let account = self.account_of(request.pod);
-            let found = self.providers.for_image(request.image, account, None, request.stop);
-            found.into_iter().find_map(|credential| credential.account.as_deref().cloned())
+            self.providers.account_for_image(request.image, account, request.stop)
         };
         self.records.must_pull(request.image, &reference, &request.secrets.proofs(request.image), account)
     }

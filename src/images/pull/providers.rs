@@ -168,6 +168,25 @@ impl Providers {
         let responsible = self.list.iter().filter(|provider| provider.matches(&image));
         responsible.flat_map(|provider| provider.credentials(&image, account, deadline, stop)).collect()
     }
+
+    /// The account of the pod, if a program has a credential for `image` with its token. Programs that receive
+    /// no token do not run. Blocks as [`Providers::for_image`].
+    pub(super) fn account_for_image(
+        &self,
+        image: &str,
+        account: Option<PodAccount<'_>>,
+        stop: &StopToken,
+    ) -> Option<PullAccount> {
+        let account = Some(account?);
+        let image = full_repository(image)?;
+        let receives_token = |provider: &&Provider| provider.settings.token_attributes.is_some();
+        let mut responsible =
+            self.list.iter().filter(receives_token).filter(|provider| provider.matches(&image));
+        responsible.find_map(|provider| {
+            let found = provider.credentials(&image, account, None, stop);
+            found.into_iter().find_map(|credential| credential.account.as_deref().cloned())
+        })
+    }
 }
 
 impl Provider {
@@ -667,6 +686,26 @@ mod tests {
         assert_eq!(provider.permits.locked().len(), 1, "those of the other account are not in use");
         drop(running);
         assert_eq!((credentials_of(&fixture, "sa").len(), fixture.calls()), (1, 2));
+    }
+
+    #[test]
+    fn program_without_a_token_does_not_run_to_find_the_account_of_an_image() {
+        let account_of = |fixture: &Fixture, account: &str| {
+            with_account(account, |account| {
+                fixture.providers.account_for_image("r.example/x:1", account, &StopToken::never())
+            })
+        };
+        let fixture = Fixture::new(&["r.example"], &response("Image", ""));
+        assert_eq!((account_of(&fixture, "sa"), fixture.calls()), (None, 0));
+        let attributes = TokenAttributes {
+            cache_type: "ServiceAccount".into(),
+            require_service_account: Some(false),
+            ..TokenAttributes::default()
+        };
+        let fixture = with_tokens(&response("Image", ""), attributes);
+        assert_eq!((account_of(&fixture, ""), fixture.calls()), (None, 0));
+        let found = account_of(&fixture, "sa").map(|account| account.uid);
+        assert_eq!((found.as_deref(), fixture.calls()), (Some("uid of sa"), 1));
     }
 
     #[test]
