@@ -500,13 +500,16 @@ impl ImagePuller {
     /// Pulls as soon as the number of other pulls permits it, and ends the record of a pull that failed.
     fn pull_in_turn(&self, requested: &str, pull: &Pull<'_>) -> Result<Pulled, PullError> {
         let limit = pull.limit.filter(|_| pull.is_present);
+        // A pod can make a program need its whole minute: other pulls do not wait for that. If the registry may
+        // be unreachable, programs run only after the wait, which shows whether it is.
+        let early = (!pull.is_present).then(|| self.candidates(pull, None));
         let permit = self.permits.as_ref().map(|permits| permits.take(pull.stop, limit)).transpose();
         let result = match permit {
             Ok(_permit) => {
                 // While this pull waited, another one may have failed.
                 let result = match pull.is_present && self.unreachable.has(pull.image, Instant::now()) {
                     true => Err(PullError::Unreachable),
-                    false => self.pull_now(pull),
+                    false => self.pull_now(pull, early),
                 };
                 // Before the next pull begins.
                 if pull.is_present && result.as_ref().is_err_and(PullError::is_unreachable) {
@@ -525,11 +528,12 @@ impl ImagePuller {
         result
     }
 
-    fn pull_now(&self, pull: &Pull<'_>) -> Result<Pulled, PullError> {
+    /// `early`: the credentials, if they are known already.
+    fn pull_now(&self, pull: &Pull<'_>, early: Option<Vec<Credential>>) -> Result<Pulled, PullError> {
         let started = Instant::now();
         // Without a network, a program may wait for its own time limit.
         let limit = pull.limit.filter(|_| pull.is_present);
-        let candidates = self.candidates(pull, limit);
+        let candidates = early.unwrap_or_else(|| self.candidates(pull, limit));
         let is_cut = limit.is_some_and(|limit| started.elapsed() >= limit);
         let result = self.try_candidates(pull, candidates, started);
         let is_refused =
@@ -725,7 +729,44 @@ fn user_of(image: &Image) -> ImageUser {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::config::credential_providers::CredentialProvider;
+    use crate::util::{stop, testing};
+
+    #[test]
+    fn credential_program_runs_although_another_pull_has_the_only_permit() {
+        let dir = tempfile::tempdir().unwrap();
+        let calls = dir.path().join("calls");
+        testing::fifo(&calls);
+        let script = format!("#!/bin/sh\necho called > '{}'\n", calls.display());
+        testing::program(&dir.path().join("p"), &script);
+        let match_images = vec!["r.example".to_owned()];
+        let provider = CredentialProvider { name: "p".into(), match_images, ..CredentialProvider::default() };
+        let programs = CredentialProviders { bin_dir: dir.path().to_owned(), providers: vec![provider] };
+        let settings = PullSettings {
+            root_dir: dir.path().to_owned(),
+            serialize_image_pulls: true,
+            credential_providers: Some(programs),
+            ..PullSettings::default()
+        };
+        let (_, images) = cri::unreachable_clients();
+        let (events, _events) = EventSink::new();
+        let (set, local) = (ImageSet::default(), LocalObjects::default());
+        let deps = PullDeps { images, events, set, api: None, local };
+        let puller = Arc::new(ImagePuller::new(&settings, deps));
+        let permit = puller.permits.as_ref().and_then(Permits::try_take);
+        assert!(permit.is_some());
+        let (source, stop) = stop::pair();
+        let shared = Arc::clone(&puller);
+        let pull = testing::in_background(move || {
+            shared.pull_again(None, "r.example/app:1", Duration::from_secs(60), &stop)
+        });
+        assert_eq!(testing::unblocked(move || std::fs::read(calls)).unwrap(), b"called\n");
+        drop(source);
+        assert!(matches!(pull.result(), Err(PullError::Stopped)));
+    }
 
     #[test]
     fn times_of_pulls_are_cut_to_milliseconds() {
