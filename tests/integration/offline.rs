@@ -695,7 +695,10 @@ fn changed_kinds(before: &BTreeMap<String, [i64; 4]>, now: &BTreeMap<String, [i6
 fn each_change_of_a_pod_writes_one_file_and_a_status_of_other_clients_writes_none() {
     const CHANGES: u64 = 3;
     let node = joined(json!({"featureGates": {"EventedPLEG": false}}));
-    run_pods(&node, &["web", "other"]);
+    // No service: the services were written before the pods, and a new one is written a minute later.
+    put_mounted_objects(&node);
+    ["web", "other"].iter().for_each(|name| node.bind(&manifest(name)));
+    ["web", "other"].iter().for_each(|name| drop(node.wait_ready(name)));
     wait_stored(&node, 2);
     let path = FakeNode::pod_path("web");
     let begin = wait_written(&node);
