@@ -10,14 +10,9 @@ use crate::kube::client::Client;
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::offline::{Key as StoredKey, Kind as StoredKind, Offline};
-use crate::util::stop::Waited;
 
 /// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Right after a pod was bound, the API server may not know yet that this node may read its claims.
-const LAGS: [Duration; 3] =
-    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
-
 /// Why a claim could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -62,21 +57,13 @@ impl ClaimApiClient {
 impl ResourceClaimApi for ClaimApiClient {
     fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
         let target = Target::resource_claim(&key.namespace, &key.name);
-        let mut waits = LAGS.iter();
-        loop {
-            let error = match self.client.get(&target) {
-                Ok(claim) => return Ok(claim),
-                Err(error) => error,
-            };
-            match waits.next().filter(|_| error.is_forbidden()) {
-                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => {
-                    let unavailable = error.is_transport();
-                    let is_missing = error.is_not_found();
-                    return Err(ReadError { text: error.to_string(), unavailable, is_missing });
-                }
-            }
-        }
+        // Right after a pod was bound, the API server may not know yet that this node may read its claims.
+        let claim = self.client.repeat_while_caches_lag(ApiError::is_forbidden, || self.client.get(&target));
+        claim.map_err(|error| ReadError {
+            text: error.to_string(),
+            unavailable: error.is_transport(),
+            is_missing: error.is_not_found(),
+        })
     }
 
     fn delete_slices(&self, selector: &str) -> Result<(), ApiError> {

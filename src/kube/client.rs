@@ -53,6 +53,10 @@ pub const CERTIFICATE_REMEDY: &str = "pods continue; with rotateCertificates a n
      as the file of --bootstrap-kubeconfig has a valid token, otherwise replace the one of --kubeconfig";
 /// The content type of JSON.
 pub const JSON: &str = "application/json";
+/// The API server checks the requests of a node for what its pods need against its own caches, which may lack a
+/// pod that this node has received already, but only for a moment. After these pauses a request is repeated.
+pub(super) const LAGS: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 /// Objects per page of a list.
 pub(super) const PAGE: &str = "500";
 
@@ -501,6 +505,31 @@ impl Client {
     #[must_use]
     pub fn certificate_problem(&self, now: Timestamp) -> Option<String> {
         certificate_problem(self.session().validity, now)
+    }
+
+    /// Sends a request, and repeats it three times, after pauses of together 600 ms, while `lags` says that its
+    /// error may come from caches of the API server that are older than what this node has received.
+    ///
+    /// DIFFERS: the Go kubelet leaves this to the back-off of what needs the response.
+    ///
+    /// # Errors
+    /// The error of the last request.
+    pub fn repeat_while_caches_lag<T, E>(
+        &self,
+        lags: impl Fn(&E) -> bool,
+        request: impl Fn() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut waits = LAGS.iter();
+        loop {
+            let error = match request() {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            match waits.next().filter(|_| lags(&error)) {
+                Some(wait) if self.pause(*wait) == Waited::TimedOut => {}
+                _ => return Err(error),
+            }
+        }
     }
 
     /// Waits for `limit`, or until the credentials change.

@@ -28,17 +28,10 @@ use super::{PodDependencies, ProjectedCertificates};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
 use crate::offline::Offline;
-use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
 /// Time limit of a request; stopping a pod waits for its worker, and the worker for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The API server checks a request for a token or for an object of a pod against its own cache, which may
-/// lack a pod that this node has received already, but only for a moment. After this pause the request is
-/// repeated.
-const LAGS: [Duration; 3] =
-    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
-
 struct Requests {
     client: Client,
     deaths: Sender<Died>,
@@ -110,17 +103,9 @@ impl ObjectApi for Requests {
     }
 
     fn read_new(&self, key: &Key) -> Result<Object, ObjectError> {
-        let mut waits = LAGS.iter();
-        loop {
-            let result = self.read(key);
-            // The server may not know yet that a pod of this node names the object. DIFFERS: the Go kubelet
-            // leaves this to the volume's back-off.
-            let lags = matches!(result, Err(ObjectError::Forbidden { .. }));
-            match waits.next().filter(|_| lags) {
-                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => return result,
-            }
-        }
+        // The server may not know yet that a pod of this node names the object.
+        let lags = |error: &ObjectError| matches!(error, ObjectError::Forbidden { .. });
+        self.client.repeat_while_caches_lag(lags, || self.read(key))
     }
 
     fn responds(&self) -> bool {
@@ -180,33 +165,14 @@ struct AccountObject {
 impl TokenApi for Requests {
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
         let target = Target::service_account_token(namespace, account);
-        // DIFFERS: the Go kubelet leaves this to the volume's back-off.
-        let mut waits = LAGS.iter();
-        loop {
-            let error = match self.client.create(&target, body) {
-                Ok(response) => return Ok(response),
-                Err(error) => error,
-            };
-            match waits.next().filter(|_| may_lag(&error)) {
-                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => return Err(error),
-            }
-        }
+        self.client.repeat_while_caches_lag(may_lag, || self.client.create(&target, body))
     }
 
     fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {
         let target = Target::service_account(namespace, name);
-        let mut waits = LAGS.iter();
-        loop {
-            let error = match self.client.get::<AccountObject>(&target) {
-                Ok(object) => return Ok(object.metadata),
-                Err(error) => error,
-            };
-            match waits.next().filter(|_| may_lag(&error)) {
-                Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => return Err(error),
-            }
-        }
+        let object =
+            self.client.repeat_while_caches_lag(may_lag, || self.client.get::<AccountObject>(&target));
+        object.map(|object| object.metadata)
     }
 }
 

@@ -8,7 +8,7 @@ use crossbeam_channel::bounded;
 use serde_json::json;
 
 use super::*;
-use crate::kube::client::Credentials;
+use crate::kube::client::{Credentials, LAGS};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::transport::api::{Endpoint, Roots};
