@@ -214,6 +214,9 @@ pub(super) struct Worker {
     reasons: HashMap<String, StartReason>,
     volumes_ready: bool,
     first_sync: bool,
+    /// Whether a container ran when the stop of the pod began. Ephemeral ones do not count: the phase does
+    /// not depend on them.
+    ran_at_stop: bool,
     failures: Failures,
     clock: StartClock,
     active: ActiveClock,
@@ -231,6 +234,7 @@ impl Worker {
             reasons: HashMap::new(),
             volumes_ready: false,
             first_sync: true,
+            ran_at_stop: false,
             failures: Failures::default(),
         }
     }
@@ -792,6 +796,7 @@ impl Worker {
             old: old.as_deref(),
             failures: &failures,
             terminal: finality == Finality::Final && !self.is_stopped_offline(),
+            exit_codes_decide: finality == Finality::Final && self.ran_until_order(),
             deleting: self.lifecycle.phase != Phase::Syncing,
             runtime_name: &runtime_name,
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
@@ -805,8 +810,9 @@ impl Worker {
             sandbox_problem: plan::check_sandbox(&pod, runtime).problem,
             ..status::Inputs::new(&pod, runtime, &node, now)
         });
-        // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so.
-        let succeeded = old.as_ref().is_some_and(|old| old.phase.as_deref() == Some("Succeeded"));
+        // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so. The last
+        // status may show that it has succeeded although it had to end.
+        let succeeded = composed.phase.as_deref() == Some("Succeeded");
         if composed.reason.as_deref() == Some(reasons::STOPPED_OFFLINE) {
             (composed.reason, composed.message) = (None, None);
         }
@@ -822,7 +828,6 @@ impl Worker {
         } else if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase
             && !succeeded
         {
-            // DIFFERS: upstream reports Succeeded, without a reason, if all containers exit with 0.
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());
@@ -849,6 +854,22 @@ impl Worker {
             log::info!("began to manage a pod pod={} uid={}", pod.full_name(), pod.uid());
         }
         has_ended
+    }
+
+    /// Whether the pod has to make room, or ends with the machine, and ran until then. If all its containers
+    /// exit with 0 it has succeeded (Go: `SyncTerminatingPod`, which computes the phase again at its end).
+    ///
+    /// DIFFERS: upstream, it also has if none ran and the last runs ended with 0, unless a restart was delayed.
+    fn ran_until_order(&self) -> bool {
+        let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase else { return false };
+        let ends_for_node = [reasons::EVICTED, reasons::PREEMPTING, plan::shutdown::REASON];
+        self.ran_at_stop && ends_for_node.contains(&failure.reason)
+    }
+
+    /// Whether a container runs that is not an ephemeral one.
+    fn is_running(&self, runtime: &PodRuntime) -> bool {
+        let pod = self.pod();
+        runtime.running().any(|instance| pod.all_containers().any(|known| known.name == instance.name))
     }
 
     /// How long the pod has been active; `None` without a deadline, or before its start.
@@ -892,6 +913,7 @@ impl Worker {
         let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(StepOutcome::Now) };
         let runtime = self.with_pod_ips(view.pod);
         self.deps.probes.sync(self.pod(), &runtime, true);
+        self.ran_at_stop |= self.is_running(&runtime);
         self.store_status(&runtime, Finality::Open);
         if let Some(failure) = failure {
             log::info!(
@@ -909,6 +931,7 @@ impl Worker {
             .inspect(&uid, stop)
             .map_err(|error| StepError::retry_soon(error.to_string()))?;
         let before = self.with_pod_ips(before);
+        self.ran_at_stop |= self.is_running(&before);
         grace.begin(grace_seconds);
         // Processes that wait for a dead file server cannot be killed.
         let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue(grace));

@@ -104,7 +104,10 @@ fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
 
 /// Phase, reason and message.
 ///
-/// DIFFERS: a stored terminal phase also never turns into the other terminal phase, and a
+/// A pod that this node failed while it ran has succeeded if all its containers then exit with 0, as
+/// upstream; a deadline that has passed fails it all the same.
+///
+/// DIFFERS: any other stored terminal phase also never turns into the other terminal phase, and a
 /// pod that ended by itself is not failed by its deadline afterwards. Upstream composes
 /// both again until the API server has the phase, which never happens on a standalone node.
 /// If the API server's phase is used, its reason and message stay.
@@ -112,11 +115,10 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     let pod = inputs.pod;
     let source = pod.object().status.as_ref();
     let computed = phase::compute(inputs, status);
-    let settled = [source, inputs.old]
-        .into_iter()
-        .flatten()
-        .filter_map(|status| status.phase.as_deref())
-        .find(|phase| is_terminal(Some(phase)));
+    let (shown, stored) = (terminal_phase(source), terminal_phase(inputs.old));
+    let has_succeeded =
+        inputs.exit_codes_decide && shown.is_none() && (stored, computed) == (Some("Failed"), "Succeeded");
+    let settled = shown.or(stored).filter(|_| !has_succeeded);
     let phase = settled.unwrap_or(computed).to_owned();
     // Reason and message come from the status that has this phase: another client may have ended
     // the pod at the API server.
@@ -132,11 +134,17 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     };
     let active = inputs.active.or_else(since_start);
     let deadline = active.and_then(|active| active_deadline(pod, active));
-    if deadline == Some(Deadline::Exceeded) && !is_terminal(status.phase.as_deref()) {
+    let is_settled = is_terminal(status.phase.as_deref()) && !has_succeeded;
+    if deadline == Some(Deadline::Exceeded) && !is_settled {
         status.phase = Some("Failed".to_owned());
         status.reason = Some(reasons::DEADLINE_EXCEEDED.to_owned());
         status.message = Some(DEADLINE_MESSAGE.to_owned());
     }
+}
+
+/// The phase of a status, if it is terminal.
+fn terminal_phase(status: Option<&PodStatus>) -> Option<&str> {
+    status?.phase.as_deref().filter(|phase| is_terminal(Some(phase)))
 }
 
 /// `started` and `ready` of every container, from its state and its probes.

@@ -50,6 +50,9 @@ pub struct Inputs<'a> {
     pub failures: &'a dyn Fn(&str) -> Option<StartReason>,
     /// The pod's containers have stopped and will not run again.
     pub terminal: bool,
+    /// With `terminal`: this node failed the pod by an order while containers of it ran, and their exit codes
+    /// decide whether it has succeeded.
+    pub exit_codes_decide: bool,
     /// The pod is being deleted or stopped: no container restarts.
     pub deleting: bool,
     /// The present time.
@@ -87,6 +90,7 @@ impl<'a> Inputs<'a> {
             old: None,
             failures: &|_| None,
             terminal: false,
+            exit_codes_decide: false,
             deleting: false,
             now,
             active: None,

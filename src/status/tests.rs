@@ -424,6 +424,57 @@ fn terminal_phase_and_its_reason_do_not_change() {
     expect!["Succeeded"].assert_eq(&render_phase(&status));
 }
 
+/// Go: `SyncTerminatingPod` sets the phase of an evicted pod while it runs, and computes it again at its end.
+#[test]
+fn pod_that_was_failed_while_it_ran_succeeds_if_its_containers_exit_with_zero() {
+    let preempted: PodStatus = serde_json::from_value(json!({"phase": "Failed", "reason": "Preempting",
+        "message": "m", "conditions": [{"type": "DisruptionTarget", "status": "True", "message": "why"}]}))
+    .unwrap();
+    let node = NodeAddresses::default();
+    let composed = |policy: &str, case: &str| {
+        let (now, words) = split(case);
+        let spec = json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
+        let pod = match words {
+            "static" => static_pod(spec),
+            "failed at the API server" => shown_pod(spec, json!({"phase": "Failed"})),
+            _ => api_pod(spec),
+        };
+        let runtime = runtime(instances(now));
+        compose(&Inputs {
+            old: Some(&preempted),
+            terminal: true,
+            exit_codes_decide: words != "none ran",
+            deleting: true,
+            ..Inputs::new(&pod, &runtime, &node, timestamp(200))
+        })
+    };
+    table_of_policies(|policy, case| render_phase(&composed(policy, case))).check(expect![[r#"
+        s=Exited:137 a=Exited b=Exited                        -> Succeeded
+        s=Exited a=Exited b=Exited:143                        -> Failed (Preempting): m
+        # A regular container has not started, or is lost.
+        s=Exited a=Exited                                     -> Failed (Preempting): m
+        s=Exited a=Exited b=Unknown                           -> Failed (Preempting): m
+        # It did not complete by its last runs.
+        s=Exited a=Exited b=Exited | none ran                 -> Failed (Preempting): m
+        s=Exited a=Exited b=Exited | failed at the API server -> Failed (Preempting): m
+        # The restart policy of a static pod decides, because it may start again.
+        s=Exited a=Exited b=Exited | static                   -> Always: Failed (Preempting): m; OnFailure, Never: Succeeded
+        s=Exited a=Exited b=Exited:1 | static                 -> Failed (Preempting): m
+    "#]]);
+    let status = composed("Never", "s=Exited a=Exited b=Exited");
+    expect!["DisruptionTarget=True: why; Ready=False (PodCompleted)"]
+        .assert_eq(&render_conditions(&status, &["DisruptionTarget", "Ready"]));
+    // It was the end: no later status changes it.
+    let pod = api_pod(json!({"containers": [{"name": "a"}, {"name": "b"}]}));
+    let ended = runtime(instances("a=Exited b=Exited:1"));
+    let inputs = Inputs { terminal: true, ..Inputs::new(&pod, &ended, &node, timestamp(300)) };
+    for exit_codes_decide in [false, true] {
+        let later = compose(&Inputs { old: Some(&status), exit_codes_decide, ..inputs });
+        assert_eq!(render_phase(&later), "Succeeded");
+    }
+}
+
 #[test]
 fn active_deadline_fails_a_pod_that_runs_longer() {
     let spec = json!({"restartPolicy": "Never", "activeDeadlineSeconds": 50, "containers": [{"name": "c"}]});
@@ -467,6 +518,12 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
         unknown c=Running -> Failed (DeadlineExceeded): Pod was active on the node longer than the specified deadline; Ready=False (PodFailed)
     "#]]);
     assert_eq!(composed(None, "c=Running", false).start_time.unwrap().0, timestamp(99));
+
+    // It also stays failed if it has to make room while it stops.
+    let ended = runtime(instances("c=Exited"));
+    let inputs = Inputs { terminal: true, ..Inputs::new(&pod, &ended, &node, timestamp(200)) };
+    let status = compose(&Inputs { old: Some(&over), exit_codes_decide: true, ..inputs });
+    assert_eq!(render_phase(&status), render_phase(&over));
 
     // The active time that the worker measures comes before the time of day, in both directions.
     let runtime = runtime(instances("c=Running"));

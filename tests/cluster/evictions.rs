@@ -149,8 +149,8 @@ impl ComparedNode {
     /// A pod whose container waits for a file of the test before it runs `script`.
     fn bind(&self, name: &str, resources: Value, script: &str) {
         let go = self.name(name);
-        // It ignores SIGTERM: of a pod whose containers exit with 0, the Go kubelet reports another
-        // phase, and no eviction (docs/differences.md).
+        // It ignores SIGTERM: of a pod whose containers exit with 0, the phase and the reason do not show the
+        // eviction.
         let mut main = busybox("main", &format!("{}; {script}; sleep 100000", wait_script(&go)));
         main["resources"] = resources;
         let mut manifest = pod(&go, json!([main]));

@@ -79,6 +79,27 @@ fn pod_preempted_during_its_first_pull_fails_and_leaves_nothing() {
     node.finish();
 }
 
+/// As for the Go kubelet, the exit codes decide about the phase, and the condition shows what happened.
+#[test]
+fn preempted_pod_whose_container_exits_with_zero_succeeds_and_leaves_nothing() {
+    let node = node_for_one();
+    node.bind(&simple("web"));
+    node.wait_ready("web");
+    node.apply(&simple("critical"));
+    wait_until("the end of the pod", LONG, || {
+        node.shown("web").is_some_and(|pod| ["Failed", "Succeeded"].contains(&phase(&pod)))
+    });
+    let ended = node.shown("web").expect("it was not deleted").status.expect("a status");
+    assert_eq!((ended.phase.as_deref(), ended.reason, ended.message), (Some("Succeeded"), None, None));
+    let conditions = ended.conditions.unwrap_or_default();
+    let disrupted = conditions.iter().find(|condition| condition.type_ == "DisruptionTarget");
+    assert_eq!(disrupted.map(|condition| condition.status.as_str()), Some("True"), "{conditions:?}");
+    wait_removed(&node, "web");
+    node.assert_runs_once("critical", &["main"]);
+    assert!(node.running("web").is_empty());
+    node.finish();
+}
+
 /// It waits for the end of a pod that was preempted for it.
 #[test]
 fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::support::fake_node::{FakeNode, LONG};
-use crate::support::node::{is_ready, pod, simple};
+use crate::support::node::{busybox, is_ready, pod, simple};
 use crate::support::wait::wait_until;
 
 /// No disk in use has so much space: every pod but critical ones is evicted. The agent knows the
@@ -33,8 +33,11 @@ fn short_disk_removes_images_and_dead_containers_and_then_evicts_pods() {
     let mut node = FakeNode::join(json!({}));
     node.fake.add_image("registry.test/unused:1");
     node.apply(&simple("static"));
-    node.bind(&simple("web"));
+    // One that ends with an error, and one that exits with 0.
+    node.bind(&pod("web", json!([busybox("main", "sleep 100000")])));
+    node.bind(&simple("polite"));
     wait_shown_ready(&node, "web");
+    wait_shown_ready(&node, "polite");
     node.wait_ready("static");
     // A pod that has ended keeps its last container.
     let mut done = simple("done");
@@ -64,6 +67,16 @@ fn short_disk_removes_images_and_dead_containers_and_then_evicts_pods() {
     assert!(first("RemoveImage").is_some() && first("RemoveImage") < first("StopContainer"), "{calls:?}");
     assert!(node.containers("done").is_empty());
     assert_eq!(status(&node, "done")["phase"], "Succeeded");
+    // As upstream, the end of its container decides about the phase, and only the condition and the event
+    // show the eviction.
+    let ending = || status(&node, "polite")["phase"].as_str().is_some_and(|phase| phase != "Running");
+    wait_until("the other pod to be evicted", LONG, ending);
+    let polite = status(&node, "polite");
+    assert_eq!((&polite["phase"], &polite["reason"]), (&json!("Succeeded"), &Value::Null));
+    let mut conditions = polite["conditions"].as_array().into_iter().flatten();
+    let disrupted = conditions.find(|condition| condition["type"] == "DisruptionTarget");
+    let message = disrupted.and_then(|condition| condition["message"].as_str()).unwrap_or_default();
+    assert!(message.starts_with(start), "{polite}");
     node.assert_runs_once("static", &["main"]);
     wait_until("the condition", LONG, || {
         let object = node.api().object("/api/v1/nodes/e2e").unwrap_or_default();
@@ -87,8 +100,11 @@ fn short_disk_removes_images_and_dead_containers_and_then_evicts_pods() {
     wait_shown_ready(&node, "after");
     assert_eq!(status(&node, "web")["message"], text);
     assert_eq!(status(&node, "late")["message"], refused);
-    assert!(node.running("web").is_empty() && node.running("late").is_empty());
-    for name in ["web", "done", "late", "after"] {
+    assert_eq!(status(&node, "polite")["phase"], "Succeeded");
+    for name in ["web", "polite", "late"] {
+        assert!(node.running(name).is_empty(), "{name}");
+    }
+    for name in ["web", "polite", "done", "late", "after"] {
         node.api().delete_pod(&FakeNode::pod_path(name));
     }
     for name in ["static", "static2"] {
