@@ -906,6 +906,7 @@ fn pod_ends_at_its_active_deadline() {
     let mut short = simple("short");
     // The pod must become ready before the deadline, also on a busy machine.
     short["spec"]["activeDeadlineSeconds"] = json!(30);
+    short["spec"]["restartPolicy"] = json!("Never");
     node.apply(&short);
     node.wait_ready("short");
     let ended = node.wait_pod("short", "ended", LONG, |pod| phase(pod) == "Failed");
@@ -919,6 +920,15 @@ fn pod_ends_at_its_active_deadline() {
         node.running("short").is_empty() && node.ready_sandboxes("short").is_empty()
     });
     wait_until("the event", LONG, || node.cli(&["events", "short"]).contains("DeadlineExceeded"));
+    // Its container exits with 0, and the pod stays failed.
+    let stopped = node.wait_pod("short", "shown with the end of its container", LONG, |pod| {
+        let state = container(pod, "main").and_then(|status| status.state.as_ref());
+        state.is_some_and(|state| state.terminated.is_some())
+    });
+    let code = container(&stopped, "main").unwrap().state.clone().unwrap().terminated.unwrap().exit_code;
+    let status = stopped.status.clone().unwrap();
+    assert_eq!((code, status.phase.as_deref()), (0, Some("Failed")));
+    assert_eq!(status.reason.as_deref(), Some("DeadlineExceeded"));
     holds_for("it stays ended", Duration::from_secs(2), || node.running("short").is_empty());
     node.finish();
 }
