@@ -77,14 +77,20 @@ impl StatusCache {
     /// Stores a composed status. An impossible change is dropped and logged. The status
     /// of a pod that is being deleted is always stored, so that its end is reported again.
     pub fn set(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
+        self.set_and(pod, status, now, || {})
+    }
+
+    /// As [`StatusCache::set`], and calls `also` under the lock of the cache: a thread that sees what `also` has
+    /// changed, and then reads the status, reads this one or a later one.
+    pub fn set_and(&self, pod: &Pod, status: PodStatus, now: Timestamp, also: impl FnOnce()) -> Stored {
         let force = if pod.is_deleting() { Force::Yes } else { Force::No };
-        self.change(pod, now, force, |_| Some(status.clone()))
+        self.change(pod, now, force, |_| Some(status.clone()), also)
     }
 
     /// Stores the status of a pod that this node refused: it never started here, so the API object
     /// may be removed as soon as a client deletes it.
     pub fn set_rejected(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
-        self.change(pod, now, Force::Rejected, |_| Some(status.clone()))
+        self.change(pod, now, Force::Rejected, |_| Some(status.clone()), || {})
     }
 
     /// Records a readiness verdict on the container `id` (with the runtime's prefix). An unknown
@@ -121,11 +127,12 @@ impl StatusCache {
     /// Finishes the status of a pod that has completely ended on the node: containers without an
     /// end get one, and the phase becomes terminal unless the pod is static.
     pub fn finish(&self, pod: &Pod, now: Timestamp) -> Stored {
-        self.change(pod, now, Force::Final, |old| {
+        let closed = |old: &PodStatus| {
             let mut status = old.clone();
             close(pod, &mut status);
             Some(status)
-        })
+        };
+        self.change(pod, now, Force::Final, closed, || {})
     }
 
     /// The status of a pod.
@@ -237,19 +244,22 @@ impl StatusCache {
         if self.get(pod.uid()).is_none() {
             return Stored { changed: false, version: 0 };
         }
-        self.change(pod, now, Force::No, |old| {
+        let changed = |old: &PodStatus| {
             let mut status = old.clone();
             by(&mut status).map(|()| status)
-        })
+        };
+        self.change(pod, now, Force::No, changed, || {})
     }
 
-    /// Computes a status without the lock, and again if another thread stored one meanwhile.
+    /// Computes a status without the lock, and again if another thread stored one meanwhile. `also` runs
+    /// once, also if there is nothing to store.
     fn change(
         &self,
         pod: &Pod,
         now: Timestamp,
         force: Force,
         next: impl Fn(&PodStatus) -> Option<PodStatus>,
+        also: impl FnOnce(),
     ) -> Stored {
         loop {
             let entry = self.entry(pod.uid());
@@ -260,7 +270,10 @@ impl StatusCache {
                 Some(entry) => entry.status.as_ref(),
                 None => pod.object().status.as_ref().unwrap_or(&blank),
             };
-            let Some(mut status) = next(old) else { return unchanged };
+            let Some(mut status) = next(old) else {
+                also();
+                return unchanged;
+            };
             if let Err(error) = transitions::check(pod, old, &status) {
                 log::error!(
                     "status dropped: {error} pod={}/{} uid={}",
@@ -268,10 +281,12 @@ impl StatusCache {
                     pod.name(),
                     pod.uid()
                 );
+                also();
                 return unchanged;
             }
             transitions::normalize_after(pod, old, &mut status, now);
             if entry.is_some() && force == Force::No && transitions::own_fields_equal(old, &status) {
+                also();
                 return unchanged;
             }
             let mut inner = self.inner.locked();
@@ -286,6 +301,7 @@ impl StatusCache {
             let status = Arc::new(status);
             let place = Entry { status: Arc::clone(&status), version, finished };
             inner.entries.insert(pod.uid().clone(), place);
+            also();
             ring(&mut inner);
             inner.feeds.send(|| match force {
                 Force::Final => Change::Ended(pod.clone()),
@@ -443,6 +459,35 @@ mod tests {
         cache.forget(pod.uid());
         assert!(cache.get(pod.uid()).is_none());
         assert_eq!(cache.version(), 6);
+    }
+
+    #[test]
+    fn thread_that_sees_the_other_change_reads_the_new_status() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        cache.set(&pod, status(running(), "False"), timestamp(10));
+        let (changed, seen) = bounded(1);
+        let (read, done) = bounded::<bool>(1);
+        let (reader, uid) = (cache.clone(), pod.uid().clone());
+        let read_ready = move |_: StopToken| {
+            let Ok(()) = seen.recv() else { return };
+            let stored = reader.get(&uid).unwrap();
+            let ready = conditions::find(stored.conditions.as_deref(), "Ready").unwrap();
+            read.send(ready.status == "True").unwrap();
+        };
+        let small = threads::Stack::Small;
+        let thread = threads::spawn("t/read", small, threads::OnDeath::Unsupervised, read_ready).unwrap();
+        cache.set_and(&pod, status(running(), "True"), timestamp(11), || {
+            changed.send(()).unwrap();
+            // The reader has to wait for the end of this.
+            assert!(done.recv_timeout(Duration::from_millis(100)).is_err());
+        });
+        assert!(done.recv_timeout(Duration::from_secs(60)).unwrap());
+        assert_eq!(thread.stop(Duration::from_secs(60)), threads::Stopped::Joined);
+        // Also if there is nothing to store.
+        let mut calls = 0;
+        assert!(!cache.set_and(&pod, status(running(), "True"), timestamp(12), || calls += 1).changed);
+        assert_eq!(calls, 1);
     }
 
     #[test]

@@ -72,6 +72,19 @@ pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
     }
 }
 
+/// A terminal phase that the server shows stays, with its reason and message: controllers have counted it. After
+/// a power cut the status stored on the disk may be older than the one that the server has.
+///
+/// DIFFERS: the Go kubelet writes its own phase again over another terminal one of a pod that has ended.
+pub(super) fn keep_end(shown: &PodStatus, status: &mut PodStatus) {
+    let has_ended = |status: &PodStatus| is_terminal(status.phase.as_deref());
+    if has_ended(shown) && has_ended(status) && shown.phase != status.phase {
+        status.phase.clone_from(&shown.phase);
+        status.reason.clone_from(&shown.reason);
+        status.message.clone_from(&shown.message);
+    }
+}
+
 /// Conditions of other writers as the server has them, then ours. The condition that both write
 /// is sent once, with the end of the pod.
 fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodCondition> {
@@ -167,6 +180,25 @@ mod tests {
             let mut ours = status(ours);
             keep_times(&status(shown), &mut ours);
             assert_eq!(ours, status(expected));
+        }
+    }
+
+    #[test]
+    fn end_that_the_server_shows_stays_with_its_reason() {
+        let failed = json!({"phase": "Failed", "reason": "Evicted", "message": "m"});
+        let succeeded = json!({"phase": "Succeeded"});
+        let running = json!({"phase": "Running"});
+        let failed_again = json!({"phase": "Failed", "reason": "Error"});
+        for (shown, ours, expected) in [
+            (&failed, &succeeded, &failed),
+            (&succeeded, &failed, &succeeded),
+            (&failed, &failed_again, &failed_again),
+            (&running, &succeeded, &succeeded),
+            (&failed, &running, &running),
+        ] {
+            let mut ours = status(ours.clone());
+            keep_end(&status(shown.clone()), &mut ours);
+            assert_eq!(ours, status(expected.clone()), "{shown}");
         }
     }
 

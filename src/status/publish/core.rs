@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::cache::Entry;
-use super::super::merge::{Activity, keep_times, merge};
+use super::super::merge::{Activity, keep_end, keep_times, merge};
 use super::super::phase::is_terminal;
 use super::super::strategic;
 use super::api_pod::ApiPod;
@@ -229,6 +229,8 @@ impl Core {
         let mut merged = merge(shown, &entry.status, activity, timestamp);
         if record.pod.is_mirror() {
             keep_times(shown, &mut merged.status);
+        } else {
+            keep_end(shown, &mut merged.status);
         }
         let patch = strategic::patch(uid, shown, &merged.status);
         // A part that was withheld in the last patch and is reported now was not refused.

@@ -119,8 +119,9 @@ impl Publisher {
 
     fn report(&mut self, uid: &PodUid) {
         let Some(local) = self.core.local(uid) else { return };
-        let Some(entry) = self.deps.status.entry(&local) else { return };
+        // Before the status: if no container runs at this moment, the status read then is not older than that.
         let activity = (self.deps.activity)(&local);
+        let Some(entry) = self.deps.status.entry(&local) else { return };
         let Some(request) = self.core.decide(uid, &entry, activity, Timestamp::now(), Instant::now()) else {
             return;
         };

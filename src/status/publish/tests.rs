@@ -580,3 +580,51 @@ fn thread_gets_statuses_and_api_pods() {
     assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Succeeded"}"#);
     assert_eq!(thread.stop(limit), threads::Stopped::Joined);
 }
+
+/// The pod's end is stored together with the report that no container runs: who sees the report first, sees
+/// the end too, and not the phase that an order had set before.
+#[test]
+fn end_stored_while_activity_is_read_is_reported_and_not_the_status_before() {
+    let (tx, rx) = bounded(10);
+    let mut server = Server::default();
+    let pod = server.put("web", "1", started());
+    let (post, pods) = inbox();
+    let status = StatusCache::new();
+    let set = |status: &StatusCache, pod: &Pod, phase: &str| {
+        let phase = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
+        status.set(pod, phase, Timestamp::UNIX_EPOCH);
+    };
+    set(&status, &pod, "Failed");
+    let activity = {
+        let (status, pod) = (status.clone(), pod.clone());
+        move |_: &PodUid| {
+            set(&status, &pod, "Succeeded");
+            Activity::Stopped
+        }
+    };
+    let api = Box::new(Recorded(Mutex::new(server), tx));
+    let deps = Deps { status: status.clone(), pods, api, activity: Box::new(activity) };
+    let thread = spawn(deps, OnDeath::Unsupervised).unwrap();
+    post.put(pod.uid().clone(), ApiPod { pod: pod.clone(), removed: false });
+    let limit = Duration::from_secs(60);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Succeeded"}"#);
+    assert_eq!(thread.stop(limit), threads::Stopped::Joined);
+}
+
+/// After a power cut the stored status may be older than the one that the server has.
+#[test]
+fn end_that_the_server_shows_is_not_replaced_by_another_unless_the_pod_is_static() {
+    for (mirror, expected) in [(false, ""), (true, r#"web patch {"phase":"Failed","reason":"Evicted"}"#)] {
+        let mut fixture = Fixture::new();
+        fixture.activity = Activity::Stopped;
+        let mut more = started();
+        more["/status/phase"] = json!("Succeeded");
+        if mirror {
+            more["/metadata/annotations"] = json!({"kubernetes.io/config.mirror": "1"});
+        }
+        let pod = fixture.put("web", "1", more);
+        fixture.store(&pod, json!({"phase": "Failed", "reason": "Evicted"}));
+        fixture.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+        assert_eq!(fixture.after(60).concat(), expected);
+    }
+}
