@@ -1,7 +1,12 @@
 //! The phases of a pod on this node and their transitions (pure).
 
+use jiff::Timestamp;
+
+use crate::model::api::PodStatus;
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::pods::plan;
+use crate::status;
 
 /// Why and how a pod is to be stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,6 +43,35 @@ pub struct Failure {
     pub message: String,
     /// Whether the pod gets the condition `DisruptionTarget`.
     pub disrupts: bool,
+}
+
+impl Failure {
+    /// Whether the pod has to make room, or ends with the machine.
+    pub(super) fn is_for_node(&self) -> bool {
+        [reasons::EVICTED, reasons::PREEMPTING, plan::shutdown::REASON].contains(&self.reason)
+    }
+
+    /// Whether the node refused the pod, which then stays so, whatever is ordered while it stops.
+    fn is_refusal(&self) -> bool {
+        !self.is_for_node() && self.reason != reasons::STOPPED_OFFLINE
+    }
+
+    /// Shows it in the status of the pod. One that has succeeded, before the order or because its containers
+    /// then exited with 0, has not failed; the condition shows why it ended.
+    pub(super) fn show(&self, pod: &Pod, status: &mut PodStatus, now: Timestamp) {
+        if status.phase.as_deref() != Some("Succeeded") {
+            status.phase = Some("Failed".to_owned());
+            status.reason = Some(self.reason.to_owned());
+            status.message = Some(self.message.clone());
+        }
+        if self.disrupts {
+            let message = match self.reason {
+                reasons::PREEMPTING => super::admission::PREEMPTED_CONDITION,
+                _ => &self.message,
+            };
+            status::disrupt(pod, status, message, now);
+        }
+    }
 }
 
 /// What `sync` puts into a worker's mailbox.
@@ -129,7 +163,7 @@ impl Lifecycle {
             }
             (Phase::Terminating { grace_seconds, failure }, Some(kill)) => {
                 *grace_seconds = grace(Some(*grace_seconds), &self.pod, kill.grace_override);
-                if kill.failure.is_some() {
+                if kill.failure.is_some() && !failure.as_ref().is_some_and(Failure::is_refusal) {
                     *failure = kill.failure;
                 }
             }
@@ -188,6 +222,52 @@ mod tests {
             .get_or_insert_default()
             .insert(crate::model::pod::CONFIG_SOURCE.into(), source.into());
         Pod::from(object)
+    }
+
+    #[test]
+    fn refusal_stays_and_any_other_failure_gives_way_to_a_later_one() {
+        let failure = |reason| Failure { reason, message: String::new(), disrupts: false };
+        let reason_after = |orders: &[&'static str]| {
+            let mut life = Lifecycle::new(pod(json!({}), "api"));
+            for reason in orders {
+                let kill = PodKill { grace_override: None, failure: Some(failure(reason)) };
+                life.apply(Update { pod: None, kill: Some(kill) });
+            }
+            let Phase::Terminating { failure: Some(failure), .. } = life.phase else { panic!("{life:?}") };
+            (failure.reason, failure.is_for_node())
+        };
+        let (evicted, shutdown) = (reasons::EVICTED, plan::shutdown::REASON);
+        assert_eq!(reason_after(&[evicted, shutdown]), (shutdown, true));
+        assert_eq!(reason_after(&[reasons::STOPPED_OFFLINE, evicted]), (evicted, true));
+        let refused = reasons::UNEXPECTED_ADMISSION_ERROR;
+        assert_eq!(reason_after(&[evicted, refused]), (refused, false));
+        assert_eq!(reason_after(&[refused, evicted, shutdown]), (refused, false));
+    }
+
+    #[test]
+    fn pod_that_has_succeeded_shows_only_the_condition_of_its_failure() {
+        let pod = pod(json!({"generation": 2}), "api");
+        let shown = |phase: &str, reason: &'static str, disrupts: bool| {
+            let failure = Failure { reason, message: "no memory".to_owned(), disrupts };
+            let mut status = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
+            failure.show(&pod, &mut status, Timestamp::UNIX_EPOCH);
+            let conditions = status.conditions.unwrap_or_default();
+            let words = conditions.iter().map(|condition| {
+                format!("{}: {}", condition.type_, condition.message.as_deref().unwrap_or_default())
+            });
+            let texts = [status.phase, status.reason, status.message].map(Option::unwrap_or_default);
+            format!("{} | {}", texts.join(" "), words.collect::<String>())
+        };
+        let running = shown("Running", reasons::EVICTED, true);
+        assert_eq!(running, "Failed Evicted no memory | DisruptionTarget: no memory");
+        let succeeded = shown("Succeeded", reasons::EVICTED, true);
+        assert_eq!(succeeded, "Succeeded   | DisruptionTarget: no memory");
+        assert_eq!(shown("Succeeded", reasons::EVICTED, false), "Succeeded   | ");
+        let preempted = "Failed Preempting no memory | DisruptionTarget: ".to_owned();
+        assert_eq!(
+            shown("Pending", reasons::PREEMPTING, true),
+            preempted + crate::pods::admission::PREEMPTED_CONDITION
+        );
     }
 
     fn kill(seconds: Option<i64>) -> Update {

@@ -810,9 +810,6 @@ impl Worker {
             sandbox_problem: plan::check_sandbox(&pod, runtime).problem,
             ..status::Inputs::new(&pod, runtime, &node, now)
         });
-        // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so. The last
-        // status may show that it has succeeded although it had to end.
-        let succeeded = composed.phase.as_deref() == Some("Succeeded");
         if composed.reason.as_deref() == Some(reasons::STOPPED_OFFLINE) {
             (composed.reason, composed.message) = (None, None);
         }
@@ -825,20 +822,8 @@ impl Worker {
                 composed.reason = Some(failure.reason.to_owned());
                 composed.message = Some(failure.message.clone());
             }
-        } else if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase
-            && !succeeded
-        {
-            composed.phase = Some("Failed".to_owned());
-            composed.reason = Some(failure.reason.to_owned());
-            composed.message = Some(failure.message.clone());
-            let message = if failure.reason == reasons::PREEMPTING {
-                super::admission::PREEMPTED_CONDITION
-            } else {
-                &failure.message
-            };
-            if failure.disrupts {
-                status::disrupt(&pod, &mut composed, message, now);
-            }
+        } else if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase {
+            failure.show(&pod, &mut composed, now);
         }
         let has_ended = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
         if has_ended
@@ -849,7 +834,12 @@ impl Worker {
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
         }
         self.clock.stored(&pod, &composed, now);
-        self.deps.status.set(&pod, composed, now);
+        let end = || {
+            if finality == Finality::Final {
+                self.shared.locked().phase = WorkerPhase::Terminated;
+            }
+        };
+        self.deps.status.set_and(&pod, composed, now, end);
         if std::mem::take(&mut self.first_sync) {
             log::info!("began to manage a pod pod={} uid={}", pod.full_name(), pod.uid());
         }
@@ -862,8 +852,7 @@ impl Worker {
     /// DIFFERS: upstream, it also has if none ran and the last runs ended with 0, unless a restart was delayed.
     fn ran_until_order(&self) -> bool {
         let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase else { return false };
-        let ends_for_node = [reasons::EVICTED, reasons::PREEMPTING, plan::shutdown::REASON];
-        self.ran_at_stop && ends_for_node.contains(&failure.reason)
+        self.ran_at_stop && failure.is_for_node()
     }
 
     /// Whether a container runs that is not an ephemeral one.
@@ -966,8 +955,6 @@ impl Worker {
         self.deps.probes.forget(&uid);
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
         self.receive(inbox, grace);
-        // The phase is set first, because the publisher of the status checks it.
-        self.shared.locked().phase = WorkerPhase::Terminated;
         self.store_status(&after, Finality::Final);
         self.lifecycle.phase = Phase::Terminated;
         Ok(StepOutcome::Now)

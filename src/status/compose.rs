@@ -10,6 +10,7 @@ use crate::model::ids::ContainerId;
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
+use crate::model::restart;
 use crate::model::runtime::{PodRuntime, SandboxState};
 use crate::model::verdict::ProbeVerdict;
 
@@ -116,8 +117,10 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     let source = pod.object().status.as_ref();
     let computed = phase::compute(inputs, status);
     let (shown, stored) = (terminal_phase(source), terminal_phase(inputs.old));
-    let has_succeeded =
-        inputs.exit_codes_decide && shown.is_none() && (stored, computed) == (Some("Failed"), "Succeeded");
+    let has_succeeded = inputs.exit_codes_decide
+        && shown.is_none()
+        && (stored, computed) == (Some("Failed"), "Succeeded")
+        && !waits_to_restart(inputs);
     let settled = shown.or(stored).filter(|_| !has_succeeded);
     let phase = settled.unwrap_or(computed).to_owned();
     // Reason and message come from the status that has this phase: another client may have ended
@@ -140,6 +143,15 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
         status.reason = Some(reasons::DEADLINE_EXCEEDED.to_owned());
         status.message = Some(DEADLINE_MESSAGE.to_owned());
     }
+}
+
+/// Whether the restart of a container that has ended is delayed: it has not completed (Go: `getPhase`, which
+/// finds it waiting, with an end before).
+fn waits_to_restart(inputs: &Inputs) -> bool {
+    inputs.pod.containers().iter().any(|spec| {
+        let newest = inputs.runtime.newest(&spec.name);
+        (inputs.failures)(&spec.name).is_some() && restart::should_start(inputs.pod, spec, newest)
+    })
 }
 
 /// The phase of a status, if it is terminal.

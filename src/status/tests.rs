@@ -441,10 +441,12 @@ fn pod_that_was_failed_while_it_ran_succeeds_if_its_containers_exit_with_zero() 
             _ => api_pod(spec),
         };
         let runtime = runtime(instances(now));
+        let delayed = StartReason { reason: "CrashLoopBackOff", message: "m".to_owned() };
         compose(&Inputs {
             old: Some(&preempted),
             terminal: true,
             exit_codes_decide: words != "none ran",
+            failures: &|name| (words == "restart delayed" && name == "b").then(|| delayed.clone()),
             deleting: true,
             ..Inputs::new(&pod, &runtime, &node, timestamp(200))
         })
@@ -457,6 +459,7 @@ fn pod_that_was_failed_while_it_ran_succeeds_if_its_containers_exit_with_zero() 
         s=Exited a=Exited b=Unknown                           -> Failed (Preempting): m
         # It did not complete by its last runs.
         s=Exited a=Exited b=Exited | none ran                 -> Failed (Preempting): m
+        s=Exited a=Exited b=Exited | restart delayed          -> Always: Failed (Preempting): m; OnFailure, Never: Succeeded
         s=Exited a=Exited b=Exited | failed at the API server -> Failed (Preempting): m
         # The restart policy of a static pod decides, because it may start again.
         s=Exited a=Exited b=Exited | static                   -> Always: Failed (Preempting): m; OnFailure, Never: Succeeded
