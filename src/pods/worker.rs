@@ -921,6 +921,10 @@ impl Worker {
             .map_err(|error| StepError::retry_soon(error.to_string()))?;
         let before = self.with_pod_ips(before);
         self.ran_at_stop |= self.is_running(&before);
+        // The order may have interrupted a start that the runtime completed: what runs does not wait to start.
+        for container in before.running() {
+            self.reasons.remove(&container.name);
+        }
         grace.begin(grace_seconds);
         // Processes that wait for a dead file server cannot be killed.
         let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue(grace));
@@ -955,6 +959,12 @@ impl Worker {
         self.deps.probes.forget(&uid);
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
         self.receive(inbox, grace);
+        if let Phase::Terminating { failure: newest, .. } = &self.lifecycle.phase
+            && newest.as_ref() != failure
+        {
+            // A new reason fails the pod first; then its exit codes may decide, as for an earlier order.
+            self.store_status(&after, Finality::Open);
+        }
         self.store_status(&after, Finality::Final);
         self.lifecycle.phase = Phase::Terminated;
         Ok(StepOutcome::Now)

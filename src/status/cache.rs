@@ -80,8 +80,9 @@ impl StatusCache {
         self.set_and(pod, status, now, || {})
     }
 
-    /// As [`StatusCache::set`], and calls `also` under the lock of the cache: a thread that sees what `also` has
-    /// changed, and then reads the status, reads this one or a later one.
+    /// As [`StatusCache::set`], and calls `also` when the status is stored, under the lock of the cache: a thread
+    /// that sees what `also` has changed, and then reads the status, reads this one or a later one. If there is
+    /// nothing to store, it only calls `also`.
     pub fn set_and(&self, pod: &Pod, status: PodStatus, now: Timestamp, also: impl FnOnce()) -> Stored {
         let force = if pod.is_deleting() { Force::Yes } else { Force::No };
         self.change(pod, now, force, |_| Some(status.clone()), also)

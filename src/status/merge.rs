@@ -72,8 +72,8 @@ pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
     }
 }
 
-/// A terminal phase that the server shows stays, with its reason and message: controllers have counted it. After
-/// a power cut the status stored on the disk may be older than the one that the server has.
+/// A terminal phase that the server shows stays, with its reason, message and conditions: controllers have counted
+/// it. After a power cut the status stored on the disk may be older than the one that the server has.
 ///
 /// DIFFERS: the Go kubelet writes its own phase again over another terminal one of a pod that has ended.
 pub(super) fn keep_end(shown: &PodStatus, status: &mut PodStatus) {
@@ -82,6 +82,7 @@ pub(super) fn keep_end(shown: &PodStatus, status: &mut PodStatus) {
         status.phase.clone_from(&shown.phase);
         status.reason.clone_from(&shown.reason);
         status.message.clone_from(&shown.message);
+        status.conditions.clone_from(&shown.conditions);
     }
 }
 
@@ -185,8 +186,10 @@ mod tests {
 
     #[test]
     fn end_that_the_server_shows_stays_with_its_reason() {
-        let failed = json!({"phase": "Failed", "reason": "Evicted", "message": "m"});
-        let succeeded = json!({"phase": "Succeeded"});
+        let ready = |reason: &str| json!([{"type": "Ready", "status": "False", "reason": reason}]);
+        let failed = json!({"phase": "Failed", "reason": "Evicted", "message": "m",
+            "conditions": ready("PodFailed")});
+        let succeeded = json!({"phase": "Succeeded", "conditions": ready("PodCompleted")});
         let running = json!({"phase": "Running"});
         let failed_again = json!({"phase": "Failed", "reason": "Error"});
         for (shown, ours, expected) in [
