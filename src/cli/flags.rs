@@ -433,7 +433,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "offline-accept-after",
         Duration,
         "1h0m0s",
-        "how long an API server that knows neither this node nor its pods stops nothing; 0 means until coracle offline accept",
+        "how long an API server that knows neither this node nor its pods stops nothing; 0 means until coracle offline accept, which that of another cluster always needs",
     ),
     works(
         "offline-key",
@@ -452,7 +452,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "offline-wait",
         Duration,
         "30s",
-        "how long after its start the agent waits for the API server before stored pods are used",
+        "how long the agent waits for the API server before stored pods are used, from its start or the machine's first address",
     ),
     own(
         "print-config",
