@@ -85,7 +85,11 @@ impl StatusCache {
     /// nothing to store, it only calls `also`.
     pub fn set_and(&self, pod: &Pod, status: PodStatus, now: Timestamp, also: impl FnOnce()) -> Stored {
         let force = if pod.is_deleting() { Force::Yes } else { Force::No };
-        self.change(pod, now, force, |_| Some(status.clone()), also)
+        let mut also = Some(also);
+        let with_status = || also.take().into_iter().for_each(|also| also());
+        let stored = self.change(pod, now, force, |_| Some(status.clone()), with_status);
+        also.into_iter().for_each(|also| also());
+        stored
     }
 
     /// Stores the status of a pod that this node refused: it never started here, so the API object
@@ -253,7 +257,7 @@ impl StatusCache {
     }
 
     /// Computes a status without the lock, and again if another thread stored one meanwhile. `also` runs
-    /// once, also if there is nothing to store.
+    /// with the lock, if a status is stored.
     fn change(
         &self,
         pod: &Pod,
@@ -271,10 +275,7 @@ impl StatusCache {
                 Some(entry) => entry.status.as_ref(),
                 None => pod.object().status.as_ref().unwrap_or(&blank),
             };
-            let Some(mut status) = next(old) else {
-                also();
-                return unchanged;
-            };
+            let Some(mut status) = next(old) else { return unchanged };
             if let Err(error) = transitions::check(pod, old, &status) {
                 log::error!(
                     "status dropped: {error} pod={}/{} uid={}",
@@ -282,12 +283,10 @@ impl StatusCache {
                     pod.name(),
                     pod.uid()
                 );
-                also();
                 return unchanged;
             }
             transitions::normalize_after(pod, old, &mut status, now);
             if entry.is_some() && force == Force::No && transitions::own_fields_equal(old, &status) {
-                also();
                 return unchanged;
             }
             let mut inner = self.inner.locked();

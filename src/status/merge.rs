@@ -45,9 +45,7 @@ pub(super) fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now
         ..ours.clone()
     };
     if withheld {
-        status.phase.clone_from(&shown.phase);
-        status.reason.clone_from(&shown.reason);
-        status.message.clone_from(&shown.message);
+        keep_phase(shown, &mut status);
     }
     let mut list = merge_conditions(shown, ours, ends && !withheld);
     if is_terminal(status.phase.as_deref()) {
@@ -79,11 +77,15 @@ pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
 pub(super) fn keep_end(shown: &PodStatus, status: &mut PodStatus) {
     let has_ended = |status: &PodStatus| is_terminal(status.phase.as_deref());
     if has_ended(shown) && has_ended(status) && shown.phase != status.phase {
-        status.phase.clone_from(&shown.phase);
-        status.reason.clone_from(&shown.reason);
-        status.message.clone_from(&shown.message);
+        keep_phase(shown, status);
         status.conditions.clone_from(&shown.conditions);
     }
+}
+
+fn keep_phase(shown: &PodStatus, status: &mut PodStatus) {
+    status.phase.clone_from(&shown.phase);
+    status.reason.clone_from(&shown.reason);
+    status.message.clone_from(&shown.message);
 }
 
 /// Conditions of other writers as the server has them, then ours. The condition that both write
