@@ -25,14 +25,14 @@ pub(super) fn identity(path: &std::path::Path) -> Option<Identity> {
 
 /// Runs until the stop signal.
 pub(super) fn supervise(shared: &Arc<Shared>, stop: &StopToken) {
-    let mut servers: BTreeMap<Plugin, (Server, Option<Identity>)> = BTreeMap::new();
+    let mut servers: BTreeMap<Plugin, (Server, Identity)> = BTreeMap::new();
     let mut registered: Option<Identity> = None;
     loop {
         for plugin in Plugin::ALL {
             let socket = plugin.socket(&shared.root);
             let is_dead = shared.dead.lock().unwrap().remove(&plugin);
             // An agent that starts removes the sockets of device plugins.
-            let is_replaced = servers.get(&plugin).is_some_and(|(_, own)| identity(&socket) != *own);
+            let is_replaced = servers.get(&plugin).is_some_and(|(_, own)| identity(&socket) != Some(*own));
             if is_dead || is_replaced {
                 servers.remove(&plugin);
                 if plugin == Plugin::Devices {
@@ -44,9 +44,12 @@ pub(super) fn supervise(shared: &Arc<Shared>, stop: &StopToken) {
                     Plugin::Devices => devices::service(shared),
                     Plugin::Claims => claims::service(shared),
                 };
-                // Before the agent has started there is no directory.
-                if let Ok(server) = Server::start(&socket, [service]) {
-                    place.insert((server, identity(&socket)));
+                // Before the agent has started there is no directory, and an agent that starts at this
+                // moment can have removed the socket already.
+                if let Ok(server) = Server::start(&socket, [service])
+                    && let Some(own) = identity(&socket)
+                {
+                    place.insert((server, own));
                 }
             }
         }
