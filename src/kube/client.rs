@@ -241,6 +241,12 @@ impl Client {
         Client { breaker, ..self.clone() }
     }
 
+    /// A client whose requests `stop` also ends, within [`STOP_INTERVAL`](crate::transport::api::STOP_INTERVAL).
+    #[must_use]
+    pub fn with_stop(&self, stop: &StopToken) -> Client {
+        Client { breaker: self.breaker.with_stop(stop), ..self.clone() }
+    }
+
     /// A breaker for part of this client's requests; it is tripped with the client's.
     #[must_use]
     pub fn breaker(&self) -> Breaker {

@@ -21,6 +21,7 @@ use crate::offline::{Key as StoredKey, Offline};
 use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
+use crate::util::stop::StopToken;
 
 /// An older token is replaced, whatever its remaining lifetime is.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
@@ -99,11 +100,17 @@ impl TokenError {
 
 /// The requests to the API server; a trait so that tests need no server.
 pub trait TokenApi: Send + Sync {
-    /// Creates `body`, a TokenRequest, for the service account.
+    /// Creates `body`, a TokenRequest, for the service account. `stop` ends the request.
     ///
     /// # Errors
     /// The request failed.
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError>;
+    fn create(
+        &self,
+        namespace: &str,
+        account: &str,
+        body: &Value,
+        stop: &StopToken,
+    ) -> Result<IssuedToken, ApiError>;
 
     /// Reads the service account.
     ///
@@ -210,12 +217,18 @@ impl Tokens {
     }
 
     /// The token of the pod's service account for an audience (empty: the API server's own);
-    /// requests a token if there is none or it is old. Blocks during the request.
+    /// requests a token if there is none or it is old. Blocks during the request, which `stop` ends.
     ///
     /// # Errors
     /// When there is no valid token.
-    pub fn get(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> Result<Arc<Token>, TokenError> {
-        self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
+    pub fn get(
+        &self,
+        pod: &Pod,
+        audience: &str,
+        seconds: Option<i64>,
+        stop: &StopToken,
+    ) -> Result<Arc<Token>, TokenError> {
+        self.cached_or_new(pod, Key::new(pod, audience, seconds), now(), stop)
     }
 
     /// As [`Tokens::get`] with the server's lifetime, but only of the service account with this UID: a token
@@ -228,9 +241,10 @@ impl Tokens {
         pod: &Pod,
         audience: &str,
         account_uid: &str,
+        stop: &StopToken,
     ) -> Result<Arc<Token>, TokenError> {
         let key = Key { account_uid: account_uid.to_owned(), ..Key::new(pod, audience, None) };
-        self.cached_or_new(pod, key, (Timestamp::now(), Instant::now()))
+        self.cached_or_new(pod, key, now(), stop)
     }
 
     /// The pod's service account, as the API server has it now. Blocks during the request.
@@ -251,6 +265,7 @@ impl Tokens {
         entry.is_some_and(|entry| entry.serves(Timestamp::now(), Instant::now(), JITTER_SECONDS))
     }
 
+    #[cfg(test)]
     fn get_at(
         &self,
         pod: &Pod,
@@ -258,7 +273,7 @@ impl Tokens {
         seconds: Option<i64>,
         now: (Timestamp, Instant),
     ) -> Result<Arc<Token>, TokenError> {
-        self.cached_or_new(pod, Key::new(pod, audience, seconds), now)
+        self.cached_or_new(pod, Key::new(pod, audience, seconds), now, &StopToken::never())
     }
 
     fn cached_or_new(
@@ -266,6 +281,7 @@ impl Tokens {
         pod: &Pod,
         key: Key,
         (now, instant): (Timestamp, Instant),
+        stop: &StopToken,
     ) -> Result<Arc<Token>, TokenError> {
         let old = {
             let table = self.shared.table();
@@ -285,7 +301,7 @@ impl Tokens {
             // The server refuses it for another account.
             body["metadata"]["uid"] = key.account_uid.as_str().into();
         }
-        match self.shared.api.create(&key.namespace, &key.account, &body) {
+        match self.shared.api.create(&key.namespace, &key.account, &body, stop) {
             Ok(response) => {
                 let token = Arc::new(Token {
                     text: response.status.token.into(),
@@ -307,6 +323,8 @@ impl Tokens {
                     }
                 }
             }
+            // It says nothing about the server.
+            Err(error) if stop.is_stopped() => Err(TokenError::Fetch(error)),
             Err(error) => match old {
                 None => Err(TokenError::Fetch(error)),
                 Some(old) => {
@@ -434,6 +452,10 @@ fn log_failure(pod: &Pod, key: &Key, old: &Token, error: &ApiError) {
     );
 }
 
+fn now() -> (Timestamp, Instant) {
+    (Timestamp::now(), Instant::now())
+}
+
 /// Whether a new token should be requested. `age` is the age of `token` by the monotonic clock.
 ///
 /// DIFFERS: the Go kubelet uses only the time of day: when the clock was set back it keeps a token
@@ -476,7 +498,13 @@ impl Tokens {
     pub(crate) fn fixed() -> Tokens {
         struct Echo;
         impl TokenApi for Echo {
-            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+            fn create(
+                &self,
+                namespace: &str,
+                account: &str,
+                body: &Value,
+                _: &StopToken,
+            ) -> Result<IssuedToken, ApiError> {
                 if account == "missing" {
                     let message = "serviceaccounts \"missing\" not found";
                     return Err(ApiError::for_test(404, "NotFound", message));
@@ -504,7 +532,7 @@ mod tests {
     struct Server(Arc<AtomicI64>, i64);
 
     impl TokenApi for Server {
-        fn create(&self, _: &str, _: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+        fn create(&self, _: &str, _: &str, body: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
             let number = self.0.fetch_add(1, Ordering::SeqCst);
             if number < 0 {
                 return Err(refused());
@@ -540,6 +568,32 @@ mod tests {
         .unwrap();
         assert_eq!(request(&pod("<uid4>"), "", Some(3607)), golden);
         assert_eq!(request(&pod("u"), "vault", None)["spec"]["audiences"], json!(["vault"]));
+    }
+
+    /// A server that responds only after the stop signal.
+    struct Silent;
+
+    impl TokenApi for Silent {
+        fn create(&self, _: &str, _: &str, _: &Value, stop: &StopToken) -> Result<IssuedToken, ApiError> {
+            let _ = stop.wait(Duration::from_secs(60));
+            Err(refused())
+        }
+    }
+
+    #[test]
+    fn renewal_that_ends_with_its_pod_is_no_failure_of_the_server() {
+        let tokens = Tokens::new(Box::new(Silent));
+        let (pod, now) = (pod("1"), (timestamp(1000), Instant::now()));
+        let old = Token { text: Secret::new("old".into()), expires: timestamp(4000), seconds: 3600 };
+        let entry = Entry { token: Arc::new(old), requested: now.1, retry: None };
+        let key = Key::new(&pod, "", Some(3600));
+        tokens.shared.table().entry(pod.uid().clone()).or_default().insert(key.clone(), entry);
+        let later = (timestamp(3900), now.1 + Duration::from_secs(3500));
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        assert!(tokens.cached_or_new(&pod, key.clone(), later, &stop).is_err());
+        let table = tokens.shared.table();
+        assert!(table[pod.uid()][&key].retry.is_none());
     }
 
     #[test]
@@ -618,14 +672,15 @@ mod tests {
         /// Tokens are the UIDs that the requests name.
         struct Accounts;
         impl TokenApi for Accounts {
-            fn create(&self, _: &str, _: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+            fn create(&self, _: &str, _: &str, body: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
                 let uid = &body["metadata"]["uid"];
                 let status = json!({"token": uid, "expirationTimestamp": "2999-01-01T00:00:00Z"});
                 Ok(serde_json::from_value(json!({"status": status})).unwrap())
             }
         }
         let tokens = Tokens::new(Box::new(Accounts));
-        let get = |uid: &str| tokens.get_for_account(&pod("1"), "registry", uid).unwrap();
+        let get =
+            |uid: &str| tokens.get_for_account(&pod("1"), "registry", uid, &StopToken::never()).unwrap();
         let first = get("u1");
         assert_eq!(first.expose(), "u1");
         assert!(Arc::ptr_eq(&first, &get("u1")));
@@ -665,7 +720,7 @@ mod tests {
         /// The response to the first request arrives when the test has sent a unit.
         struct Late(Arc<AtomicI64>, crossbeam_channel::Receiver<()>);
         impl TokenApi for Late {
-            fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+            fn create(&self, _: &str, _: &str, _: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
                 let number = self.0.fetch_add(1, Ordering::SeqCst);
                 if number == 0 {
                     let _ = self.1.recv_timeout(Duration::from_secs(60));
@@ -696,7 +751,7 @@ mod tests {
     #[test]
     fn tokens_are_not_printed() {
         let tokens = Tokens::fixed();
-        let token = tokens.get(&pod("1"), "", None).unwrap();
+        let token = tokens.get(&pod("1"), "", None, &StopToken::never()).unwrap();
         assert_eq!(token.expose(), "default/default null");
         let text = format!("{token:?} {tokens:?}");
         assert!(

@@ -5,12 +5,13 @@
 //! ureq sends the requests, over connections of ours (`adapter`).
 //!
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per request in
-//! progress. A redirect to another host gets neither token nor certificate, where upstream's token
+//! progress (`openings` limits how many are opened at the same time). A redirect to another host gets neither token nor certificate, where upstream's token
 //! follows.
 
 pub(super) mod adapter;
 mod breaker;
 mod call;
+mod openings;
 pub(super) mod route;
 mod socket;
 mod usage;
@@ -25,7 +26,7 @@ use ureq::http::{self, header};
 pub use super::tls::{
     Identity, Roots, ServerAuthority, TlsSetupError, bundle_certificates, server_authorities,
 };
-pub use breaker::{Breaker, RequestKind};
+pub use breaker::{Breaker, RequestKind, STOP_INTERVAL};
 pub use route::Endpoint;
 
 use super::dial::join_host_port;

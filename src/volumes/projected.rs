@@ -174,7 +174,7 @@ fn of_the_api(
     (api, events, stop): (&PodDependencies, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
     if let Some(source) = &projection.service_account_token {
-        return token(pod, source, defaults, api);
+        return token(pod, source, defaults, (api, stop));
     }
     if let Some(source) = &projection.cluster_trust_bundle {
         let data = api.trust.bundles.file(source);
@@ -199,12 +199,12 @@ fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
     defaults: FileDefaults,
-    api: &PodDependencies,
+    (api, stop): (&PodDependencies, &StopToken),
 ) -> Result<Payload, VolumeError> {
     let audience = source.audience.as_deref().unwrap_or_default();
     let token = api
         .tokens
-        .get(pod, audience, source.expiration_seconds)
+        .get(pod, audience, source.expiration_seconds, stop)
         .map_err(|error| api_failure(&error, error.is_stopping()))?;
     let mut payload = Payload::default();
     let data = token.expose().as_bytes().to_vec();
@@ -484,7 +484,7 @@ mod tests {
     struct Stopped;
 
     impl TokenApi for Stopped {
-        fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+        fn create(&self, _: &str, _: &str, _: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
             Err(ApiError::for_test_stopping())
         }
     }

@@ -1013,6 +1013,7 @@ mod tests {
             _: &str,
             _: &str,
             _: &serde_json::Value,
+            _: &StopToken,
         ) -> Result<crate::kube::tokens::IssuedToken, crate::kube::error::ApiError> {
             let number = self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             if number > 0 {

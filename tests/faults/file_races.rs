@@ -297,7 +297,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+    fn create(&self, _: &str, _: &str, _: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
         let response = json!({"spec": {"expirationSeconds": 3600},
             "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
         Ok(serde_json::from_value(response).unwrap())

@@ -37,7 +37,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+    fn create(&self, _: &str, _: &str, _: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
         Err(ApiError::no_server())
     }
 }

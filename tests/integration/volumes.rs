@@ -497,7 +497,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+    fn create(&self, _: &str, _: &str, _: &Value, _: &StopToken) -> Result<IssuedToken, ApiError> {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
         // The token expires at once: each read gets another one.

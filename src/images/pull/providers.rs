@@ -206,7 +206,7 @@ impl Provider {
         deadline: Option<Instant>,
         stop: &StopToken,
     ) -> Vec<Credential> {
-        let identity = match self.caller(account) {
+        let identity = match self.caller(account, stop) {
             Ok(Caller::Excluded) => return Vec::new(),
             Ok(Caller::Anonymous) => None,
             Ok(Caller::Identified(identity)) => Some(identity),
@@ -223,7 +223,7 @@ impl Provider {
     }
 
     /// How the program is run for a pod. Reads the service account and requests a token, which is cached.
-    fn caller(&self, account: Option<PodAccount<'_>>) -> Result<Caller, ProviderError> {
+    fn caller(&self, account: Option<PodAccount<'_>>, stop: &StopToken) -> Result<Caller, ProviderError> {
         let Some(attributes) = &self.settings.token_attributes else { return Ok(Caller::Anonymous) };
         let Some(PodAccount { pod, api }) = account else {
             let is_required = attributes.require_service_account == Some(true);
@@ -245,8 +245,10 @@ impl Provider {
             }
         }
         let audience = &attributes.service_account_token_audience;
-        let token =
-            api.registry_tokens.get_for_account(pod, audience, &found.uid).map_err(ProviderError::Token)?;
+        let token = api
+            .registry_tokens
+            .get_for_account(pod, audience, &found.uid, stop)
+            .map_err(ProviderError::Token)?;
         let account = PullAccount {
             uid: found.uid,
             namespace: pod.namespace().to_owned(),
@@ -575,7 +577,13 @@ mod tests {
     struct Accounts;
 
     impl TokenApi for Accounts {
-        fn create(&self, _: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+        fn create(
+            &self,
+            _: &str,
+            account: &str,
+            body: &Value,
+            _: &StopToken,
+        ) -> Result<IssuedToken, ApiError> {
             assert_eq!(body["spec"]["audiences"], json!(["registry"]));
             assert_eq!(body["metadata"]["uid"], format!("uid of {account}"));
             let status = json!({
@@ -671,7 +679,7 @@ mod tests {
         let fixture = with_tokens(&response("Image", ""), attributes);
         let provider = &fixture.providers.list[0];
         // The program runs for a pod of the account `sa`, and does not end.
-        let permits = with_account("sa", |account| match provider.caller(account) {
+        let permits = with_account("sa", |account| match provider.caller(account, &StopToken::never()) {
             Ok(Caller::Identified(identity)) => provider.permits(Some(&identity)),
             _ => panic!("the account is not found"),
         });

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::client::Client;
+use super::super::client::{Client, DEFAULT_TIMEOUT};
 use super::super::error::ApiError;
 use super::super::objects::{
     self, Key, Kind, Object, ObjectApi, ObjectError, Objects, OnUpdate, Stored, Strategy, SyncPod, TimeToLive,
@@ -28,12 +28,19 @@ use super::{PodDependencies, ProjectedCertificates};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
 use crate::offline::Offline;
+use crate::util::stop::StopToken;
 use crate::util::threads::{Died, OnDeath, Running};
 
 /// Time limit of a request; stopping a pod waits for its worker, and the worker for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a request for a token, which ends with its pod. Signing it is work that a slow API server would
+/// do in vain for a client that has left; upstream has no limit either, and waits for the server's own.
+const TOKEN_LIMIT: Duration = DEFAULT_TIMEOUT;
+
 struct Requests {
     client: Client,
+    /// Of a request for a token.
+    token_limit: Duration,
     deaths: Sender<Died>,
 }
 
@@ -52,8 +59,12 @@ impl PodDependencies {
         deaths: &Sender<Died>,
         offline: Option<Offline>,
     ) -> io::Result<(PodDependencies, Running)> {
-        let requests =
-            |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
+        let limited = |client: &Client, token_limit: Duration| Requests {
+            client: client.with_timeout(TIMEOUT),
+            token_limit,
+            deaths: deaths.clone(),
+        };
+        let requests = |client: &Client| limited(client, TOKEN_LIMIT);
         let services = Services::default();
         let known = services.clone();
         let watched = Watched {
@@ -73,7 +84,8 @@ impl PodDependencies {
             objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed)
                 .with_offline(offline.clone()),
             tokens: Tokens::new(Box::new(requests(client))).with_offline(offline.clone()),
-            registry_tokens: Tokens::new(Box::new(requests(client))),
+            // Pulls of other pods may wait for this.
+            registry_tokens: Tokens::new(Box::new(limited(client, TIMEOUT))),
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))).with_offline(offline.clone()),
             claims: VolumeClaims::new(Box::new(requests(client))).with_offline(offline.clone()),
@@ -163,9 +175,16 @@ struct AccountObject {
 }
 
 impl TokenApi for Requests {
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
+    fn create(
+        &self,
+        namespace: &str,
+        account: &str,
+        body: &Value,
+        stop: &StopToken,
+    ) -> Result<IssuedToken, ApiError> {
         let target = Target::service_account_token(namespace, account);
-        self.client.repeat_while_caches_lag(may_lag, || self.client.create(&target, body))
+        let client = self.client.with_stop(stop).with_timeout(self.token_limit);
+        client.repeat_while_caches_lag(may_lag, || client.create(&target, body))
     }
 
     fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {

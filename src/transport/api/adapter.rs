@@ -29,12 +29,15 @@ use ureq::{Agent, AsSendBody, BodyReader, ResponseExt};
 
 use super::breaker::{Breaker, RequestKind};
 use super::call::Call;
+use super::openings::{Opened, Openings};
 use super::route::{Routes, Stream, Wire};
 use super::usage::{Usage, Use};
+use crate::transport::dial::error::HANDSHAKE_TIMEOUT;
 use crate::transport::dial::{DialError, go_message};
 use crate::transport::http1::{MAX_INTERIM, Malformed};
 use crate::transport::proxy::Proxy;
 use crate::transport::tls::TlsSetupError;
+use crate::util::threads;
 
 /// Idle connections that are kept; after a burst of pods, more may have been opened.
 const MAX_IDLE: usize = 4;
@@ -43,6 +46,10 @@ const MAX_IDLE: usize = 4;
 /// with a longer time all of a burst would stay open.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(25);
 const MAX_REDIRECTS: u32 = 10;
+/// A request that has less time than this is not held back by connections that others open: it would
+/// have too little time for its own. Leases, the status of the node and looks for a server that was away have
+/// no more from the start.
+const URGENT: Duration = Duration::from_secs(10);
 /// The limit of a head. A buffer does not grow beyond it.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// More line ends before a head are an error: ureq would skip them again after each byte.
@@ -65,7 +72,13 @@ struct Pool {
     /// Counts the calls of [`Client::retire`].
     era: AtomicU64,
     usage: Usage,
+    openings: Openings,
 }
+
+/// A connection could not be opened yet. It is no error for the caller of a request.
+#[derive(Debug, thiserror::Error)]
+#[error("too many connections are being opened")]
+struct HeldBack;
 
 /// The head of a final response, and its body.
 pub(in crate::transport) struct FinalResponse {
@@ -116,8 +129,20 @@ impl Client {
         let mut reuse = true;
         loop {
             let call = Call::new(breaker, kind, deadline, reuse, longest);
+            let changes = self.pool.openings.changes();
             let error = match run(&self.agent, request.clone(), &call) {
-                Ok(response) => return final_response(response, call),
+                Ok(response) => return final_response(response, call, &self.pool),
+                Err(error) if is_held_back(&error) => {
+                    let _waiting = threads::waiting("a connection");
+                    let now = Instant::now();
+                    let end = deadline.checked_sub(URGENT).unwrap_or(now);
+                    let end = breaker.interval().map_or(end, |interval| end.min(now + interval));
+                    self.pool.openings.wait(changes, end, breaker.token());
+                    if breaker.is_tripped() {
+                        return Err(DialError::Stopped);
+                    }
+                    continue;
+                }
                 Err(error) => failure(&error),
             };
             // The server may be closing a reused connection at this moment. A request with side effects
@@ -137,6 +162,11 @@ impl Client {
         self.pool.era.fetch_add(1, Ordering::Relaxed);
     }
 
+    #[cfg(test)]
+    pub(super) fn openings(&self) -> &Openings {
+        &self.pool.openings
+    }
+
     /// The address of the proxy that gets requests for `uri` itself, and not a tunnel.
     pub(in crate::transport) fn forwarder(&self, uri: &Uri) -> Option<String> {
         self.routes.route(uri).ok()?.forwarder().map(Proxy::address)
@@ -154,14 +184,23 @@ fn run<B: AsSendBody>(
         .unwrap_or_else(|_| Err(ureq_error(DialError::Malformed("the response cannot be read".to_owned()))))
 }
 
-fn final_response(response: Response<ureq::Body>, call: Arc<Call>) -> Result<FinalResponse, DialError> {
+fn is_held_back(error: &ureq::Error) -> bool {
+    matches!(error, ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<HeldBack>()))
+}
+
+fn final_response(
+    response: Response<ureq::Body>,
+    call: Arc<Call>,
+    pool: &Arc<Pool>,
+) -> Result<FinalResponse, DialError> {
     let uri = response.get_uri().clone();
     let (head, body) = response.into_parts();
     let mut encodings = head.headers.get_all(header::CONTENT_ENCODING).iter();
     if let Some(other) = encodings.find(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(DialError::Malformed(format!("content encoding {other:?} was not requested")));
     }
-    let body = ResponseBody { reader: body.into_reader(), call, taken: 0, failed: None };
+    let ended = RequestEnded(Arc::clone(pool));
+    let body = ResponseBody { reader: body.into_reader(), call, taken: 0, failed: None, _ended: ended };
     Ok(FinalResponse { status: head.status.as_u16(), headers: head.headers, uri, body })
 }
 
@@ -216,6 +255,17 @@ pub(in crate::transport) struct ResponseBody {
     call: Arc<Call>,
     taken: u64,
     failed: Option<DialError>,
+    /// Dropped after `reader`.
+    _ended: RequestEnded,
+}
+
+/// Says at its drop that a connection may be idle.
+struct RequestEnded(Arc<Pool>);
+
+impl Drop for RequestEnded {
+    fn drop(&mut self) {
+        self.0.openings.request_ended();
+    }
 }
 
 impl ResponseBody {
@@ -290,7 +340,19 @@ impl Connector for Dialer {
         }
         let setup = |error: TlsSetupError| ureq_error(DialError::Request(error.to_string()));
         let route = self.routes.route(details.uri).map_err(setup)?;
-        let stream = route.open(&call).map_err(ureq_error)?;
+        // After a redirect the first server has the request already.
+        let is_urgent = call.has_sent() || call.deadline() <= Instant::now() + URGENT;
+        let Some(opening) = self.pool.openings.begin(is_urgent) else {
+            return Err(ureq::Error::Io(io::Error::other(HeldBack)));
+        };
+        let outcome = route.open(&call);
+        opening.end(match &outcome {
+            Ok(_) => Opened::InTime,
+            // One of an urgent request had too little time.
+            Err(DialError::Tls(message)) if message == HANDSHAKE_TIMEOUT && !is_urgent => Opened::Late,
+            Err(_) => Opened::Failed,
+        });
+        let stream = outcome.map_err(ureq_error)?;
         let authority = details.uri.authority().map_or("", |authority| authority.as_str());
         // ureq makes a field of a user name and password.
         let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));

@@ -2,6 +2,7 @@
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
@@ -11,7 +12,12 @@ use crate::util::stop::{self, StopSource, StopToken};
 #[derive(Clone)]
 pub struct Breaker {
     inner: Arc<Inner>,
+    /// Ends requests, too, but wakes none.
+    stop: Option<StopToken>,
 }
+
+/// How long a request that waits goes on after the stop signal of [`Breaker::with_stop`].
+pub const STOP_INTERVAL: Duration = Duration::from_millis(250);
 
 struct Inner {
     token: StopToken,
@@ -38,7 +44,7 @@ impl Default for Breaker {
     fn default() -> Self {
         let (source, token) = stop::pair();
         let state = State { source: Some(source), sockets: Vec::new(), children: Vec::new() };
-        Breaker { inner: Arc::new(Inner { token, state: Mutex::new(state) }) }
+        Breaker { inner: Arc::new(Inner { token, state: Mutex::new(state) }), stop: None }
     }
 }
 
@@ -46,7 +52,7 @@ impl Breaker {
     /// A breaker that is tripped with this one, or alone.
     #[must_use]
     pub fn child(&self) -> Breaker {
-        let child = Breaker::default();
+        let child = Breaker { stop: self.stop.clone(), ..Breaker::default() };
         let tripped = {
             let mut state = self.inner.state.locked();
             state.children.retain(|child| child.strong_count() > 0);
@@ -57,6 +63,18 @@ impl Breaker {
             child.trip();
         }
         child
+    }
+
+    /// The same breaker for requests that `stop` ends, too, within [`STOP_INTERVAL`]. It costs a thread that waits
+    /// for a response a wake-up in this time.
+    #[must_use]
+    pub fn with_stop(&self, stop: &StopToken) -> Breaker {
+        Breaker { inner: Arc::clone(&self.inner), stop: Some(stop.clone()) }
+    }
+
+    /// The longest wait without a look at the stop signals; `None`: the wait is ended.
+    pub(super) fn interval(&self) -> Option<Duration> {
+        self.stop.as_ref().map(|_| STOP_INTERVAL)
     }
 
     /// Ends the requests in progress and refuses later ones. Does not block.
@@ -77,9 +95,9 @@ impl Breaker {
         &self.inner.token
     }
 
-    /// Whether it was tripped.
+    /// Whether it was tripped, or the signal of [`Breaker::with_stop`] was given.
     pub fn is_tripped(&self) -> bool {
-        self.inner.token.is_stopped()
+        self.inner.token.is_stopped() || self.stop.as_ref().is_some_and(StopToken::is_stopped)
     }
 
     /// Registers a socket until the guard is dropped.
@@ -194,6 +212,20 @@ mod tests {
         let (late, _late) = socket();
         drop(other.register(RequestKind::Call, &late));
         assert!(is_shut(&late));
+    }
+
+    #[test]
+    fn stop_signal_of_some_requests_ends_no_others() {
+        let parent = Breaker::default();
+        let (source, stop) = stop::pair();
+        let limited = parent.with_stop(&stop);
+        let child = limited.child();
+        assert!(!limited.is_tripped() && !child.is_tripped());
+        drop(source);
+        assert!(limited.is_tripped() && child.is_tripped() && !parent.is_tripped());
+        let limited = parent.with_stop(&StopToken::never());
+        parent.trip();
+        assert!(limited.is_tripped());
     }
 
     #[test]

@@ -147,9 +147,11 @@ impl Socket {
         let _waiting = threads::waiting(self.peer);
         loop {
             let left = self.deadline().saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let interval = self.call.upgrade().and_then(|call| call.breaker.interval());
+            if left.is_zero() || (interval.is_some() && self.is_stopped()) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            let left = interval.map_or(left, |interval| left.min(interval));
             let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
             match poll(&mut [PollFd::from_borrowed_fd(self.stream.as_fd(), flags)], Some(&left)) {
                 Ok(0) | Err(Errno::INTR) => {}

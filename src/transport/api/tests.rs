@@ -448,6 +448,40 @@ fn blocked_reads_are_broken_off_at_once() {
     }
 }
 
+/// A pod that is to be stopped does not wait for a response to a request of its own.
+#[test]
+fn stop_signal_ends_requests_that_wait_for_a_response_or_for_a_connection() {
+    let server = serve(vec![vec![Vec::new()]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let (source, stop) = crate::util::stop::pair();
+    let breaker = Breaker::default().with_stop(&stop);
+    let (result_sender, results) = bounded(2);
+    let mut asking = Vec::new();
+    for number in 0..2 {
+        let (own, breaker, result_sender) = (connections.clone(), breaker.clone(), result_sender.clone());
+        let ask = move |_: StopToken| {
+            let request = Request { deadline: Instant::now() + SOON * 100, ..get("/") };
+            let _ = result_sender.send(own.send(&request, &breaker).map(|response| response.status));
+        };
+        asking.push(spawn("t/ask", Stack::Large, OnDeath::Unsupervised, ask).unwrap());
+        if number == 0 {
+            server.requests.recv_timeout(SOON).unwrap();
+            // No further connection is opened.
+            connections.shared.client.openings().set_limit(0);
+        }
+    }
+    let end = Instant::now() + SOON;
+    while connections.shared.client.openings().waiting() == 0 {
+        assert!(Instant::now() < end, "the second request does not wait");
+        let _ = StopToken::never().wait(Duration::from_millis(1));
+    }
+    drop(source);
+    for _ in 0..2 {
+        assert_eq!(results.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+    }
+    drop(asking);
+}
+
 #[test]
 fn a_blocked_write_is_broken_off_too() {
     // The body is longer than the buffers of both sides, and no server reads it.
@@ -632,7 +666,7 @@ fn lines_come_one_by_one() {
     }
 }
 
-/// A TLS server that requires a client certificate and reports it.
+/// A TLS server that requires a client certificate. It serves so many connections, as [`serve`] does.
 fn serve_tls(connections: usize, responses: Vec<Vec<u8>>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -654,6 +688,7 @@ fn serve_tls(connections: usize, responses: Vec<Vec<u8>>) -> Server {
         .unwrap();
     let config = Arc::new(config);
     let running = spawn("t/server", Stack::Large, OnDeath::Unsupervised, move |stop| {
+        let mut threads = Vec::new();
         for number in 0..connections {
             let (socket, _) = listener.accept().unwrap();
             if stop.is_stopped() {
@@ -661,12 +696,43 @@ fn serve_tls(connections: usize, responses: Vec<Vec<u8>>) -> Server {
             }
             let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
             let mut stream = rustls::StreamOwned::new(connection, socket);
-            respond(&mut stream, number, &responses, &request_sender);
+            let (responses, request_sender) = (responses.clone(), request_sender.clone());
+            let served = move |_: StopToken| respond(&mut stream, number, &responses, &request_sender);
+            threads.push(spawn("t/served", Stack::Large, OnDeath::Unsupervised, served).unwrap());
         }
     })
     .unwrap()
     .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
     Server { port, requests, _running: running }
+}
+
+/// Before a server: reports each connection, and passes on their bytes after a message.
+fn hold_back(server: u16) -> (Server, Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (accepted, requests) = bounded(100);
+    let (pass_on, passed_on) = bounded(1);
+    let running = spawn("t/relay", Stack::Small, OnDeath::Unsupervised, move |stop| {
+        let mut copies = Vec::new();
+        for number in 0.. {
+            let (near, _) = listener.accept().unwrap();
+            let _ = accepted.send((number, String::new()));
+            if stop.is_stopped() || (number == 0 && passed_on.recv().is_err()) {
+                return;
+            }
+            let far = TcpStream::connect(("127.0.0.1", server)).unwrap();
+            for (mut from, mut to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)] {
+                let copy = move |_: StopToken| {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Both);
+                };
+                copies.push(spawn("t/copy", Stack::Small, OnDeath::Unsupervised, copy).unwrap());
+            }
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    (Server { port, requests, _running: running }, pass_on)
 }
 
 #[test]
@@ -731,6 +797,52 @@ fn a_blocked_tls_read_is_broken_off() {
     breaker.trip();
     // A request that reached its deadline would fail with another error.
     assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+}
+
+/// A server that is too slow for handshakes gets few at the same time.
+#[test]
+fn requests_wait_while_the_handshake_of_another_one_is_slow() {
+    const REQUESTS: usize = 5;
+    let server = serve_tls(REQUESTS + 1, vec![short("ok"); REQUESTS]);
+    let endpoint = Endpoint { identity: Some(identity()), ..secure(server.port) };
+    // It does not go on with the first handshake before the others wait.
+    let (relay, pass_on) = hold_back(server.port);
+    let connections = Connections::new(&Endpoint { port: relay.port, ..endpoint }).unwrap();
+    let openings = |connections: &Connections| connections.shared.client.openings().waiting();
+    connections.shared.client.openings().set_limit(1);
+    let (result_sender, results) = bounded(REQUESTS);
+    let mut asking = Vec::new();
+    for number in 0..REQUESTS {
+        let (connections, result_sender) = (connections.clone(), result_sender.clone());
+        let ask = move |_: StopToken| {
+            let request = Request { deadline: Instant::now() + SOON * 3, ..get("/") };
+            let _ = result_sender.send(connections.send(&request, &Breaker::default()).map(text));
+        };
+        asking.push(spawn("t/ask", Stack::Large, OnDeath::Unsupervised, ask).unwrap());
+        if number == 0 {
+            relay.requests.recv_timeout(SOON).unwrap();
+        }
+    }
+    drop(result_sender);
+    let end = Instant::now() + SOON;
+    while openings(&connections) < REQUESTS - 1 {
+        assert!(Instant::now() < end, "{} requests wait", openings(&connections));
+        let _ = StopToken::never().wait(Duration::from_millis(1));
+    }
+    // An urgent request is not held back: it opens a connection of its own, and fails.
+    let urgent = Request { deadline: Instant::now() + Duration::from_millis(100), ..get("/") };
+    let outcome = connections.send(&urgent, &Breaker::default()).map(|response| response.status);
+    assert!(outcome.is_err(), "{outcome:?}");
+    assert_eq!(openings(&connections), REQUESTS - 1);
+    let stopped = Breaker::default();
+    stopped.trip();
+    let outcome = connections.send(&get("/"), &stopped).map(|response| response.status);
+    assert_eq!(outcome, Err(DialError::Stopped));
+    pass_on.send(()).unwrap();
+    for _ in 0..REQUESTS {
+        assert_eq!(results.recv_timeout(SOON * 3).unwrap(), Ok("ok".to_owned()));
+    }
+    drop((asking, connections, relay, server));
 }
 
 #[test]

@@ -123,9 +123,9 @@ impl Cluster for PodCluster {
         pod: &PodFacts,
         audience: &str,
         seconds: Option<i64>,
-        _: &StopToken,
+        stop: &StopToken,
     ) -> Result<TokenText, ClusterError> {
-        let token = self.0.tokens.get(&bound_to(pod), audience, seconds);
+        let token = self.0.tokens.get(&bound_to(pod), audience, seconds, stop);
         let token = token.map_err(|error| ClusterError(error.to_string()))?;
         Ok(TokenText { token: token.expose().to_owned(), expires: token.expires().to_string() })
     }

@@ -24,7 +24,13 @@ struct Server {
 }
 
 impl TokenApi for Server {
-    fn create(&self, _: &str, _: &str, _: &serde_json::Value) -> Result<IssuedToken, ApiError> {
+    fn create(
+        &self,
+        _: &str,
+        _: &str,
+        _: &serde_json::Value,
+        _: &StopToken,
+    ) -> Result<IssuedToken, ApiError> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
         // One request waits; those that begin later are answered sooner.
         if number == self.first {
@@ -358,7 +364,7 @@ fn late_result_of_an_update_does_not_replace_newer_files() {
     let never = StopToken::never();
     let read = |name: &str| std::fs::read_to_string(ready[0].host_path.join(name)).unwrap();
     node.map("2", &[("k", b"2".to_vec())]);
-    node.api.tokens.get(&pod, "a", Some(3600)).unwrap();
+    node.api.tokens.get(&pod, "a", Some(3600), &StopToken::never()).unwrap();
     node.volumes.remount(&pod, &never);
     assert_eq!((read("k"), read("t")), ("2".to_owned(), "2".to_owned()));
     drop(release);

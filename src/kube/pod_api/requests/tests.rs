@@ -249,10 +249,10 @@ fn a_pods_needs_become_the_right_requests() {
 
     // The server's own cache is older than what it has sent.
     lock(&server.state).lags = 2;
-    assert_eq!(api.tokens.get(&pod(), "", Some(3607)).unwrap().expose(), "t0");
+    assert_eq!(api.tokens.get(&pod(), "", Some(3607), &StopToken::never()).unwrap().expose(), "t0");
     assert_eq!(server.seen("POST"), ["POST /api/v1/namespaces/default/serviceaccounts/default/token"; 3]);
     assert_eq!(lock(&server.state).posted[0]["spec"]["boundObjectRef"]["uid"], "u1");
-    let get = Requests { client: client.clone(), deaths };
+    let get = Requests { client: client.clone(), token_limit: TIMEOUT, deaths };
     assert_eq!(get.read(&key(Kind::Secret, "other")), Err(objects::not_found(&key(Kind::Secret, "other"))));
     assert_eq!(
         server.seen("GET /api/v1/namespaces/default/secrets/"),
@@ -278,7 +278,7 @@ fn a_pods_needs_become_the_right_requests() {
 fn refused_read_is_repeated_only_if_the_server_may_not_know_the_pod() {
     let server = Server::start();
     let (deaths, _died) = bounded(1);
-    let requests = Requests { client: server.client(), deaths };
+    let requests = Requests { client: server.client(), token_limit: TIMEOUT, deaths };
     let denied = Key::new(Kind::Secret, "default", "denied");
     assert!(matches!(requests.read(&denied), Err(ObjectError::Forbidden { .. })));
     assert_eq!(server.seen("GET").len(), 1);

@@ -91,7 +91,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 let call = Call::new(&Breaker::default(), RequestKind::Call, Instant::now(), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
-                if let Ok(mut received) = final_response(response, call) {
+                if let Ok(mut received) = final_response(response, call, &Arc::default()) {
                     let _ = io::copy(&mut received.body, &mut io::sink());
                 }
             }
