@@ -57,8 +57,9 @@ fn with_sidecar() -> Value {
     side["restartPolicy"] = json!("Always");
     let mut main = busybox("main", FOREVER);
     main["volumeMounts"] = mount;
+    // A process in the container takes a second of an emulated processor.
     main["readinessProbe"] =
-        json!({"exec": {"command": ["test", "-e", "/dir/file"]}, "periodSeconds": 1, "timeoutSeconds": 60});
+        json!({"exec": {"command": ["test", "-e", "/dir/file"]}, "periodSeconds": 5, "timeoutSeconds": 60});
     json!({"initContainers": [first, side], "containers": [main],
         "volumes": [{"name": "dir", "emptyDir": {}}]})
 }
