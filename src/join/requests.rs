@@ -100,6 +100,7 @@ impl Server {
             body: None,
             deadline: Instant::now() + REQUEST_LIMIT,
             kind: RequestKind::Call,
+            is_urgent: false,
         };
         let outcome = self.connections.send(&request, &self.breaker);
         let mut response = outcome.map_err(|error| self.failure(&error))?;

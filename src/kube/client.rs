@@ -114,6 +114,8 @@ pub struct Client {
     bucket: Option<Arc<Bucket>>,
     timeout: Duration,
     breaker: Breaker,
+    /// See [`Client::urgent`].
+    is_urgent: bool,
 }
 
 struct Shared {
@@ -214,7 +216,13 @@ impl Client {
         let last_outcome = Mutex::default();
         let returns = Returns::new(Instant::now());
         let shared = Shared { session, user_agent, breaker: breaker.clone(), last_outcome, returns };
-        Ok(Client { shared: Arc::new(shared), bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
+        Ok(Client {
+            shared: Arc::new(shared),
+            bucket: bucket(qps),
+            timeout: DEFAULT_TIMEOUT,
+            breaker,
+            is_urgent: false,
+        })
     }
 
     /// A client with the same credentials and connections, and its own rate and time limit; see
@@ -235,13 +243,19 @@ impl Client {
         Client { timeout, ..self.clone() }
     }
 
+    /// A client whose requests do not wait while others open connections: for the signs of life of the node.
+    #[must_use]
+    pub fn urgent(&self) -> Client {
+        Client { is_urgent: true, ..self.clone() }
+    }
+
     /// A client whose requests `breaker` also ends.
     #[must_use]
     pub fn with_breaker(&self, breaker: Breaker) -> Client {
         Client { breaker, ..self.clone() }
     }
 
-    /// A client whose requests `stop` also ends, within [`STOP_INTERVAL`](crate::transport::api::STOP_INTERVAL).
+    /// A client whose requests and pauses `stop` also ends, within [`STOP_INTERVAL`](crate::transport::api::STOP_INTERVAL).
     #[must_use]
     pub fn with_stop(&self, stop: &StopToken) -> Client {
         Client { breaker: self.breaker.with_stop(stop), ..self.clone() }
@@ -566,11 +580,7 @@ impl Client {
     }
 
     fn wait_with(&self, session: &Session, limit: Duration) -> Waited {
-        select_biased! {
-            recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
-            recv(session.superseded.signal()) -> _ => Waited::TimedOut,
-            default(limit) => Waited::TimedOut,
-        }
+        self.breaker.wait(limit, &session.superseded)
     }
 
     /// Whether the client was shut down, or its part that a breaker ends.
@@ -679,6 +689,8 @@ impl Client {
                 retries += 1;
                 metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);
+                // Its connection is free for others meanwhile.
+                drop(response);
                 log::debug!("{}: status {status}, retry in {after:?}", call.attempt());
                 if self.pause(after) == Waited::Stopped {
                     return Err(stopping());
@@ -739,8 +751,15 @@ impl Client {
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
         let size = body.map_or(0, |(_, bytes)| bytes.len());
         metrics::CLIENT_REQUEST_SIZE.observe([call.method.into(), session.host()], size as f64);
-        let request =
-            Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
+        let request = Request {
+            method: call.method,
+            path: &path,
+            headers: &headers,
+            body,
+            deadline,
+            kind: call.kind,
+            is_urgent: self.is_urgent,
+        };
         let begin = Instant::now();
         let outcome = session.connections.send(&request, &self.breaker);
         metrics::CLIENT_DURATION.observe_duration([call.method.into(), session.host()], begin.elapsed());
@@ -748,8 +767,11 @@ impl Client {
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
         span::end(&mut span, outcome.as_ref().map(|response| response.status));
         let outcome = outcome.map_err(|error| {
-            // Other idle connections are probably broken, too.
-            session.connections.retire();
+            // Other idle connections are probably broken, too. A server that is too slow for a handshake
+            // serves those that it has, and a request that its caller has ended says nothing.
+            if !error.is_stopped() && !error.is_late_handshake() {
+                session.connections.retire();
+            }
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
                 .with_note(|| session.note(Timestamp::now()))
         });

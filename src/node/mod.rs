@@ -102,7 +102,8 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
         })?;
     let heartbeat = || {
         let breaker = client.breaker();
-        let own = client.with_limits(None, settings.heartbeat_timeout()).with_breaker(breaker.clone());
+        let own =
+            client.with_limits(None, settings.heartbeat_timeout()).urgent().with_breaker(breaker.clone());
         (own, Box::new(move || breaker.trip()))
     };
     let (lease_client, break_lease) = heartbeat();

@@ -24,7 +24,8 @@ impl NodeReader {
     /// A reader of the node `name`, which passes the object to `watch`.
     #[must_use]
     pub fn new(client: &Client, name: &str, watch: &NodeWatch) -> Self {
-        NodeReader { client: client.with_limits(None, TIMEOUT), name: name.to_owned(), watch: watch.clone() }
+        let client = client.with_limits(None, TIMEOUT).urgent();
+        NodeReader { client, name: name.to_owned(), watch: watch.clone() }
     }
 
     /// Reads it now, and blocks for at most 5 s or until the client is shut down. [`NodeWatch`] does not

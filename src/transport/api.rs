@@ -53,6 +53,8 @@ pub struct Request<'a> {
     pub deadline: Instant,
     /// Whether the response lasts for minutes.
     pub kind: RequestKind,
+    /// Whether it opens a connection also while others open many.
+    pub is_urgent: bool,
 }
 
 /// A response of any status.
@@ -102,12 +104,12 @@ impl Connections {
     /// # Errors
     /// When there is no response in time, or the breaker was tripped.
     pub fn send(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Response, DialError> {
-        let Request { deadline, kind, .. } = *request;
+        let Request { deadline, kind, is_urgent, .. } = *request;
         let client = &self.shared.client;
         let head = self.head(request)?;
         let outcome = match request.body {
-            Some((_, bytes)) => client.send(&head.map(|()| bytes), deadline, kind, breaker),
-            None => client.send(&head, deadline, kind, breaker),
+            Some((_, bytes)) => client.send(&head.map(|()| bytes), deadline, (kind, is_urgent), breaker),
+            None => client.send(&head, deadline, (kind, is_urgent), breaker),
         };
         let FinalResponse { status, headers, uri, body } = outcome?;
         if status == 407

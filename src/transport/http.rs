@@ -111,7 +111,7 @@ impl Getter {
         let now = Instant::now();
         let deadline = now.checked_add(self.timeout).unwrap_or(now);
         let request = self.request()?;
-        let response = self.client.send(&request, deadline, RequestKind::Call, &self.breaker)?;
+        let response = self.client.send(&request, deadline, (RequestKind::Call, false), &self.breaker)?;
         let FinalResponse { status, uri, body: incoming, .. } = response;
         let mut body = Vec::new();
         let limit = self.max_body_bytes.saturating_add(1) as u64;

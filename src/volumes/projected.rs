@@ -3,6 +3,8 @@
 //! DIFFERS: without an API server the Go kubelet refuses every projected volume. Files that depend
 //! on the pod alone need none, and are made here.
 
+use std::time::{Duration, Instant};
+
 use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
@@ -20,6 +22,8 @@ use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
+/// A source that fails after this time has an API server that does not respond: the others would wait, too.
+const SILENCE: Duration = Duration::from_secs(10);
 /// The mode of a token's or certificate's file for one particular user.
 const PRIVATE_MODE: u32 = 0o600;
 
@@ -99,6 +103,7 @@ pub(super) fn payload(
     // Each source that fails may have cost as much as a whole volume before.
     let mut failed = 0;
     for (index, projection) in source.sources.iter().flatten().enumerate() {
+        let begun = Instant::now();
         let files = if let Some(downward) = &projection.downward_api {
             let items = downward.items.as_deref();
             downward_api::payload(pod, items, (defaults.mode, defaults.owners), inputs.allocatable)
@@ -127,7 +132,7 @@ pub(super) fn payload(
                     problems.push(text);
                 }
                 failed += 1;
-                if failed >= MAX_PROBLEMS {
+                if failed >= MAX_PROBLEMS || begun.elapsed() >= SILENCE {
                     break;
                 }
             }

@@ -55,11 +55,11 @@ fn with_sidecar() -> Value {
     first["volumeMounts"] = mount.clone();
     let mut side = busybox("side", FOREVER);
     side["restartPolicy"] = json!("Always");
-    let mut main = busybox("main", FOREVER);
+    let mut main = busybox("main", "exec httpd -f -p 8080 -h /dir");
     main["volumeMounts"] = mount;
-    // A process in the container takes a second of an emulated processor.
+    // Not a program in the container, which takes a second of an emulated processor.
     main["readinessProbe"] =
-        json!({"exec": {"command": ["test", "-e", "/dir/file"]}, "periodSeconds": 5, "timeoutSeconds": 60});
+        json!({"httpGet": {"path": "/file", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 60});
     json!({"initContainers": [first, side], "containers": [main],
         "volumes": [{"name": "dir", "emptyDir": {}}]})
 }

@@ -211,6 +211,7 @@ fn silent_proxy_times_out_or_stops() {
             body: None,
             deadline,
             kind: RequestKind::Stream,
+            is_urgent: false,
         };
         let outcome = Connections::new(&endpoint).unwrap().send(&request, &child);
         let _ = sender.send(outcome.map(|response| response.status));

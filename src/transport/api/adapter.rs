@@ -30,13 +30,13 @@ use ureq::{Agent, AsSendBody, BodyReader, ResponseExt};
 use super::breaker::{Breaker, RequestKind};
 use super::call::Call;
 use super::openings::{Opened, Openings};
-use super::route::{Routes, Stream, Wire};
+use super::route::{CONNECT_LIMIT, Routes, Stream, Wire};
 use super::usage::{Usage, Use};
-use crate::transport::dial::error::HANDSHAKE_TIMEOUT;
 use crate::transport::dial::{DialError, go_message};
 use crate::transport::http1::{MAX_INTERIM, Malformed};
 use crate::transport::proxy::Proxy;
 use crate::transport::tls::TlsSetupError;
+use crate::util::backoff::random_unit;
 use crate::util::threads;
 
 /// Idle connections that are kept; after a burst of pods, more may have been opened.
@@ -46,10 +46,9 @@ const MAX_IDLE: usize = 4;
 /// with a longer time all of a burst would stay open.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(25);
 const MAX_REDIRECTS: u32 = 10;
-/// A request that has less time than this is not held back by connections that others open: it would
-/// have too little time for its own. Leases, the status of the node and looks for a server that was away have
-/// no more from the start.
-const URGENT: Duration = Duration::from_secs(10);
+/// The part of a request's time in which it is held back by connections that others open, at least, and
+/// the random part beside it: requests that began together do not go on together.
+const HOLD_BACK: (f64, f64) = (0.25, 0.5);
 /// The limit of a head. A buffer does not grow beyond it.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// More line ends before a head are an error: ureq would skip them again after each byte.
@@ -119,28 +118,31 @@ impl Client {
         &self,
         request: &Request<B>,
         deadline: Instant,
-        kind: RequestKind,
+        (kind, is_urgent): (RequestKind, bool),
         breaker: &Breaker,
     ) -> Result<FinalResponse, DialError> {
         // Method, version and the ends of the line.
         let first = request.uri().to_string().len() + 32;
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 6);
         let longest = fields.fold(first, usize::max);
+        let begun = Instant::now();
+        let part = HOLD_BACK.0 + HOLD_BACK.1 * random_unit();
+        let most =
+            if is_urgent { Duration::ZERO } else { deadline.saturating_duration_since(begun).mul_f64(part) };
+        let hold_until = begun + most;
         let mut reuse = true;
         loop {
-            let call = Call::new(breaker, kind, deadline, reuse, longest);
+            let call = Call::new(breaker, kind, (deadline, hold_until), reuse, longest);
             let changes = self.pool.openings.changes();
             let error = match run(&self.agent, request.clone(), &call) {
                 Ok(response) => return final_response(response, call, &self.pool),
                 Err(error) if is_held_back(&error) => {
                     let _waiting = threads::waiting("a connection");
-                    let now = Instant::now();
-                    let end = deadline.checked_sub(URGENT).unwrap_or(now);
-                    let end = breaker.interval().map_or(end, |interval| end.min(now + interval));
-                    self.pool.openings.wait(changes, end, breaker.token());
+                    self.pool.openings.wait(changes, hold_until, breaker);
                     if breaker.is_tripped() {
                         return Err(DialError::Stopped);
                     }
+                    reuse = true;
                     continue;
                 }
                 Err(error) => failure(&error),
@@ -341,15 +343,15 @@ impl Connector for Dialer {
         let setup = |error: TlsSetupError| ureq_error(DialError::Request(error.to_string()));
         let route = self.routes.route(details.uri).map_err(setup)?;
         // After a redirect the first server has the request already.
-        let is_urgent = call.has_sent() || call.deadline() <= Instant::now() + URGENT;
-        let Some(opening) = self.pool.openings.begin(is_urgent) else {
+        let begun = Instant::now();
+        let Some(opening) = self.pool.openings.begin(call.has_sent() || call.hold_until <= begun) else {
             return Err(ureq::Error::Io(io::Error::other(HeldBack)));
         };
         let outcome = route.open(&call);
         opening.end(match &outcome {
             Ok(_) => Opened::InTime,
-            // One of an urgent request had too little time.
-            Err(DialError::Tls(message)) if message == HANDSHAKE_TIMEOUT && !is_urgent => Opened::Late,
+            // A request may have had less time than a server needs.
+            Err(error) if error.is_late_handshake() && begun.elapsed() >= CONNECT_LIMIT => Opened::Late,
             Err(_) => Opened::Failed,
         });
         let stream = outcome.map_err(ureq_error)?;

@@ -1,11 +1,14 @@
 //! Ends requests from outside: a stop signal together with the sockets in use.
 
+use std::convert::Infallible;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, never, select_biased};
+
 use crate::util::lock::LockExt;
-use crate::util::stop::{self, StopSource, StopToken};
+use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// Ends the requests that were sent with it, blocked reads included. Clones are the same breaker;
 /// tripping a parent trips its children, not the reverse.
@@ -93,6 +96,21 @@ impl Breaker {
     /// The stop signal, for waits between requests.
     pub fn token(&self) -> &StopToken {
         &self.inner.token
+    }
+
+    /// The signal of [`Breaker::with_stop`]; without one it is never given.
+    pub(super) fn stop_signal(&self) -> Receiver<Infallible> {
+        self.stop.as_ref().map_or_else(never, |stop| stop.signal().clone())
+    }
+
+    /// Waits for `limit`, or until it is tripped or `other` is given.
+    pub fn wait(&self, limit: Duration, other: &StopToken) -> Waited {
+        select_biased! {
+            recv(self.token().signal()) -> _ => Waited::Stopped,
+            recv(self.stop_signal()) -> _ => Waited::Stopped,
+            recv(other.signal()) -> _ => Waited::TimedOut,
+            default(limit) => Waited::TimedOut,
+        }
     }
 
     /// Whether it was tripped, or the signal of [`Breaker::with_stop`] was given.

@@ -33,6 +33,8 @@ impl Deadline {
 pub(in crate::transport) struct Call {
     pub(super) breaker: Breaker,
     pub(super) kind: RequestKind,
+    /// Until then it opens no connection while others open too many.
+    pub(super) hold_until: Instant,
     /// Whether kept connections may be used.
     pub(super) reuse: bool,
     /// Bytes of the longest line of the head.
@@ -47,13 +49,14 @@ impl Call {
     pub(super) fn new(
         breaker: &Breaker,
         kind: RequestKind,
-        deadline: Instant,
+        (deadline, hold_until): (Instant, Instant),
         reuse: bool,
         longest_line: usize,
     ) -> Arc<Call> {
         Arc::new(Call {
             breaker: breaker.clone(),
             kind,
+            hold_until,
             reuse,
             longest_line,
             deadline: Mutex::new(Deadline { time: deadline, progress: None }),

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{Sender, bounded, select};
 
+use super::breaker::Breaker;
 use crate::util::lock::LockExt;
-use crate::util::stop::StopToken;
 
 /// Connections that are opened at the same time if handshakes do not take too long.
 const MAX_LIMIT: usize = 16;
@@ -36,6 +36,10 @@ pub(super) struct Openings(Mutex<State>);
 struct State {
     limit: usize,
     present: usize,
+    /// Counts those that were begun.
+    begun: u64,
+    /// Those up to this number began before the limit was halved the last time.
+    halved: u64,
     /// Counts what a waiting request may wait for.
     changes: u64,
     waiting: VecDeque<Sender<()>>,
@@ -44,7 +48,7 @@ struct State {
 impl Default for Openings {
     fn default() -> Openings {
         let waiting = VecDeque::new();
-        Openings(Mutex::new(State { limit: MAX_LIMIT, present: 0, changes: 0, waiting }))
+        Openings(Mutex::new(State { limit: MAX_LIMIT, present: 0, begun: 0, halved: 0, changes: 0, waiting }))
     }
 }
 
@@ -67,7 +71,8 @@ impl Openings {
             return None;
         }
         state.present += 1;
-        Some(Opening { openings: self, outcome: Opened::Failed })
+        state.begun += 1;
+        Some(Opening { openings: self, number: state.begun, outcome: Opened::Failed })
     }
 
     /// A request has ended, and its connection may be idle.
@@ -80,8 +85,8 @@ impl Openings {
         self.0.locked().changes
     }
 
-    /// Waits for a change after `seen`, at most until `end`.
-    pub(super) fn wait(&self, seen: u64, end: Instant, stop: &StopToken) {
+    /// Waits for a change after `seen`, at most until `end`, or until the breaker is tripped.
+    pub(super) fn wait(&self, seen: u64, end: Instant, breaker: &Breaker) {
         let (sender, changed) = bounded(1);
         {
             let mut state = self.0.locked();
@@ -91,8 +96,13 @@ impl Openings {
             state.waiting.push_back(sender.clone());
         }
         select! {
-            recv(changed) -> _ => return,
-            recv(stop.signal()) -> _ => {}
+            recv(changed) -> _ => {
+                if !breaker.is_tripped() {
+                    return;
+                }
+            }
+            recv(breaker.token().signal()) -> _ => {}
+            recv(breaker.stop_signal()) -> _ => {}
             default(end.saturating_duration_since(Instant::now())) => {}
         }
         let mut state = self.0.locked();
@@ -119,6 +129,7 @@ impl Openings {
 /// A connection that is being opened, until this is dropped.
 pub(super) struct Opening<'a> {
     openings: &'a Openings,
+    number: u64,
     outcome: Opened,
 }
 
@@ -134,7 +145,12 @@ impl Drop for Opening<'_> {
         state.present = state.present.saturating_sub(1);
         match self.outcome {
             Opened::InTime => state.limit = (state.limit + 1).min(MAX_LIMIT),
-            Opened::Late => state.limit = (state.limit / 2).max(1),
+            // Those that began before the limit was halved say nothing about the lower one.
+            Opened::Late if self.number <= state.halved => {}
+            Opened::Late => {
+                state.limit = (state.limit / 2).max(1);
+                state.halved = state.begun;
+            }
             Opened::Failed => {}
         }
         state.change(0);
@@ -144,7 +160,7 @@ impl Drop for Opening<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::util::stop;
+    use crate::util::stop::{self, StopToken};
     use crate::util::threads::{OnDeath, Running, Stack, spawn};
     use std::sync::Arc;
     use std::time::Duration;
@@ -169,11 +185,21 @@ mod tests {
             assert_eq!(room(&openings), expected);
         }
         openings.begin(false).unwrap().end(Opened::Failed);
-        assert_eq!(room(&openings), 1, "a network that is away says nothing about the server");
+        assert_eq!(room(&openings), 1, "a refused connection says nothing about handshakes");
         for expected in 2..=MAX_LIMIT + 3 {
             openings.begin(false).unwrap().end(Opened::InTime);
             assert_eq!(room(&openings), expected.min(MAX_LIMIT));
         }
+    }
+
+    #[test]
+    fn handshakes_that_were_late_together_halve_the_limit_once() {
+        let openings = Openings::default();
+        let together: Vec<_> = (0..MAX_LIMIT).map(|_| openings.begin(false).unwrap()).collect();
+        for opening in together {
+            opening.end(Opened::Late);
+        }
+        assert_eq!(room(&openings), MAX_LIMIT / 2);
     }
 
     #[test]
@@ -196,7 +222,7 @@ mod tests {
             let seen = openings.changes();
             change(&openings);
             let begun = Instant::now();
-            openings.wait(seen, late(), &StopToken::never());
+            openings.wait(seen, late(), &Breaker::default());
             assert!(begun.elapsed() < LONG, "it was missed");
         }
     }
@@ -204,7 +230,7 @@ mod tests {
     fn wait_on_thread(openings: &Arc<Openings>, stop: StopToken) -> Running {
         let (openings, seen) = (Arc::clone(openings), openings.changes());
         spawn("t/wait", Stack::Small, OnDeath::Unsupervised, move |_| {
-            openings.wait(seen, late(), &stop);
+            openings.wait(seen, late(), &Breaker::default().with_stop(&stop));
         })
         .unwrap()
     }

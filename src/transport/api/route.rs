@@ -13,7 +13,7 @@ use ureq::http::uri::Scheme;
 use super::call::Call;
 use super::socket::Socket;
 use crate::transport::dial::error::HANDSHAKE_TIMEOUT;
-use crate::transport::dial::lookup::lookup;
+use crate::transport::dial::lookup::{LOOKUP_LIMIT, lookup};
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, go_message, join_host_port};
 use crate::transport::proxy::tunnel::{self, TunnelError};
@@ -42,7 +42,7 @@ pub struct Endpoint {
 
 /// The limit of a connect, and then of each pause in the TLS handshake (Go: client-go/transport/cache.go,
 /// 30 s for the connect and 10 s for the handshake).
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// The limit of a TLS handshake whose bytes arrive slowly. DIFFERS: upstream's handshake ends after 10 s also
 /// then, and begins again from the start.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);
@@ -245,7 +245,11 @@ fn dial(
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
         // A server that does not answer takes as long as it has in `resolv.conf`.
-        Err(_) => lookup(host, port, &all)?,
+        Err(_) => {
+            // The signal beside the breaker does not end a look-up.
+            let most = call.breaker.interval().map_or(LOOKUP_LIMIT, |_| CONNECT_LIMIT);
+            lookup(host, port, &all.within(most))?
+        }
     };
     let limit = all.within(limit);
     let deadline = limit.deadline.unwrap_or(deadline);

@@ -229,7 +229,7 @@ mod tests {
     use std::net::TcpListener;
 
     fn call(deadline: Instant) -> Arc<Call> {
-        Call::new(&Breaker::default(), RequestKind::Call, deadline, true, 0)
+        Call::new(&Breaker::default(), RequestKind::Call, (deadline, deadline), true, 0)
     }
 
     #[test]

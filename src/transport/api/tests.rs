@@ -36,6 +36,7 @@ fn get(path: &str) -> Request<'_> {
         body: None,
         deadline,
         kind: RequestKind::Call,
+        is_urgent: false,
     }
 }
 
@@ -830,7 +831,8 @@ fn requests_wait_while_the_handshake_of_another_one_is_slow() {
         let _ = StopToken::never().wait(Duration::from_millis(1));
     }
     // An urgent request is not held back: it opens a connection of its own, and fails.
-    let urgent = Request { deadline: Instant::now() + Duration::from_millis(100), ..get("/") };
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let urgent = Request { deadline, is_urgent: true, ..get("/") };
     let outcome = connections.send(&urgent, &Breaker::default()).map(|response| response.status);
     assert!(outcome.is_err(), "{outcome:?}");
     assert_eq!(openings(&connections), REQUESTS - 1);

@@ -133,6 +133,11 @@ impl DialError {
         }
     }
 
+    /// Whether a TLS handshake took too long, be it with a proxy.
+    pub fn is_late_handshake(&self) -> bool {
+        matches!(self.innermost(), DialError::Tls(message) if message == HANDSHAKE_TIMEOUT)
+    }
+
     /// Whether the peer speaks no TLS, or cannot prove which server it is. A handshake that takes too long
     /// is no such error.
     pub fn is_tls(&self) -> bool {

@@ -8,7 +8,7 @@ use super::socket::Limit;
 use crate::transport::resolver::{self, Reason, zone};
 
 /// The limit of a look-up.
-const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
+pub(in crate::transport) const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The addresses of `host`, which is a name or an IPv6 address with a zone.
 pub(in crate::transport) fn lookup(

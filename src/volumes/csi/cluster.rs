@@ -46,7 +46,7 @@ impl std::fmt::Debug for TokenText {
     }
 }
 
-/// Reads objects. Each call has its own deadline and ends at the stop signal.
+/// Reads objects. Each call has its own deadline, and that for a token ends at the stop signal.
 #[expect(clippy::missing_errors_doc, reason = "all fail as requests do")]
 pub trait Cluster: Send + Sync {
     /// The CSIDriver object; `None` if there is none. It may be a cached one.
@@ -81,8 +81,7 @@ pub trait Cluster: Send + Sync {
     ) -> Result<TokenText, ClusterError>;
 }
 
-/// The API server, with the rights of this node. The client ends its requests when the agent stops,
-/// and each has a short deadline.
+/// The API server, with the rights of this node. The client ends its requests when the agent stops.
 #[derive(Debug, Clone)]
 pub struct PodCluster(pub PodDependencies);
 

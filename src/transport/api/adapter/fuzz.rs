@@ -88,7 +88,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 }
                 let peer = ScriptedPeer { bytes: Cursor::new(Arc::clone(&bytes)), piece };
                 let agent = Agent::with_parts(settings().build(), peer, DeferredResolver);
-                let call = Call::new(&Breaker::default(), RequestKind::Call, Instant::now(), true, 0);
+                let now = Instant::now();
+                let call = Call::new(&Breaker::default(), RequestKind::Call, (now, now), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
                 if let Ok(mut received) = final_response(response, call, &Arc::default()) {
