@@ -33,8 +33,8 @@ use crate::util::threads::{Died, OnDeath, Running};
 
 /// Time limit of a request; stopping a pod waits for its worker, and the worker for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a request for a token, which ends with its pod. Signing it is work that a slow API server would
-/// do in vain for a client that has left; upstream has no limit either, and waits for the server's own.
+/// Time limit of a request for a token, which ends with its pod. A slow API server would go
+/// on to sign it for a client that has left. Upstream has no limit, and waits for the server's own.
 const TOKEN_LIMIT: Duration = DEFAULT_TIMEOUT;
 
 struct Requests {
