@@ -5,8 +5,8 @@
 //! ureq sends the requests, over connections of ours (`adapter`).
 //!
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per request in
-//! progress (`openings` limits how many are opened at the same time). A redirect to another host gets neither token nor certificate, where upstream's token
-//! follows.
+//! progress (`openings` limits how many are opened at the same time). A redirect to another host gets
+//! neither token nor certificate, where upstream's token follows.
 
 pub(super) mod adapter;
 mod breaker;
