@@ -194,7 +194,7 @@ fn images_of_archives_come_and_go_with_their_files() {
     fixture.put("b.tar", &image("registry.example/b:1", "two"));
     fixture.wait("the second image", |report| report.images.len() == 2);
     assert_eq!(fixture.lookup("registry.example/b:1"), SetLookup::Available);
-    // The report has it before the pods that wait for it are told.
+    // The image is in the report before the notice is sent.
     fixture.wait("the notice of the second image", |_| {
         fixture.available.lock().unwrap().contains(&"registry.example/b:1".to_owned())
     });
